@@ -13,7 +13,7 @@ def rng(name):
 
 
 def rel_rms(got, want):
-    got, want = got.double(), want.double()
+    got, want = got.detach().double(), want.detach().double()
     scale = want.square().mean().sqrt()
     error = (got - want).square().mean().sqrt()
     return float(error / scale) if scale > 0 else (0.0 if error == 0 else float("inf"))

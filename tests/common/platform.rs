@@ -1,0 +1,41 @@
+//! Devices, dtypes and bars.
+
+use burn::tensor::{DType, Device};
+
+/// NdArray and Flex, or the one device that `BURN_DEVICE` names.
+pub fn devices() -> Vec<(String, Device)> {
+    if std::env::var_os("BURN_DEVICE").is_some() {
+        let device = Device::default();
+        return vec![(format!("{device:?}"), device)];
+    }
+    #[allow(deprecated)] // NdArray is what the crate promises to run on
+    let ndarray = Device::ndarray();
+    vec![("ndarray".into(), ndarray), ("flex".into(), Device::flex())]
+}
+
+/// Every device with every precision it has, and a label.
+pub fn platforms() -> Vec<(String, Device, DType)> {
+    let mut all = Vec::new();
+    for (name, device) in devices() {
+        for (label, dtype) in [("f32", DType::F32), ("f64", DType::F64)] {
+            if device.supports_dtype(dtype) {
+                all.push((format!("{name} {label}"), device.clone(), dtype));
+            }
+        }
+    }
+    all
+}
+
+/// Relative RMS against the f64 reference, for every regime and path.
+///
+/// f32 has a unit roundoff of 6e-8; a token's update is a handful of roundings that do not pile up, because the
+/// state contracts, so FLA's own f32 recurrence is at 1e-7 to 4e-7 on these inputs. f64 is 2^29 times finer.
+pub fn bar(dtype: DType) -> f64 {
+    if dtype == DType::F64 { 1e-13 } else { 1e-6 }
+}
+
+/// The bar where the state does not contract: (nearly) one key for all tokens and beta near 2, so that each token
+/// reflects the state and rounding errors stay. FLA's own f32 chunk is at 7e-6 there.
+pub fn reflecting_bar(dtype: DType) -> f64 {
+    if dtype == DType::F64 { 1e-13 } else { 1e-5 }
+}
