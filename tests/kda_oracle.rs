@@ -4,12 +4,12 @@
 
 mod common;
 
-use burn::tensor::Tensor;
-use burn_kda::{DecayFn, decay_gate, gated_rms_norm, l2_normalize, short_convolution};
+use burn_kda::{DecayFn, decay_gate};
 use common::array::{Array, gradient};
 use common::compare::Report;
 use common::fixture::{self, Case, Fixture};
 use common::operator::{CHUNKS, FORMS, Form, Problem};
+use common::pieces::{convolution, gated_norm, l2_norm};
 use common::{layer, platform};
 
 /// Tests of the operator, one per row of a fixture, and the list of rows for [`every_case_is_tested`].
@@ -103,6 +103,15 @@ fn chunked_wy_applies_the_fla_read_scale() {
     operator("chunked_wy", "", &CHUNKS);
 }
 
+/// A batch too large to be worked on as one piece.
+#[test]
+fn large_batch_of_long_sequences() {
+    let fixture = Fixture::open("lengths");
+    let mut report = Report::new("lengths/T257 repeated");
+    Problem::of_fixture(&fixture.case("T257")).repeated(128).check(&[Form::Chunk(16), Form::Chunk(64)], &mut report);
+    report.finish();
+}
+
 #[test]
 fn every_case_is_tested() {
     for file in ["lengths", "shapes", "scale", "regimes", "packed"] {
@@ -163,7 +172,14 @@ fn gate(case: &Case, report: &mut Report) {
             let want = case.get(name);
             for head in 0..heads {
                 let what = format!("{} {name} of head {head}", case.name);
-                report.check(&platform, what, &got.head(head, heads), &want.head(head, heads), dtype, platform::bar(dtype));
+                report.check(
+                    &platform,
+                    what,
+                    &got.head(head, heads),
+                    &want.head(head, heads),
+                    dtype,
+                    platform::bar(dtype),
+                );
             }
         }
     }
@@ -242,53 +258,6 @@ pieces! {
     convolution_of_three_tokens: convolution "conv" "T3",
     convolution_of_width_2: convolution "conv" "W2",
     convolution_of_width_3: convolution "conv" "W3",
-}
-
-fn l2_norm(case: &Case, report: &mut Report) {
-    for (platform, device, dtype) in platform::platforms() {
-        let x = case.get("x").leaf::<4>(&device, dtype);
-        let y = l2_normalize(x.clone());
-        report.check(&platform, "y", &Array::of(y.clone()), &case.get("y"), dtype, platform::bar(dtype));
-        let gradients = (y * case.get("dy").tensor(&device.autodiff(), dtype)).sum().backward();
-        report.check(&platform, "dx", &gradient(&x, &gradients), &case.get("dx"), dtype, platform::bar(dtype));
-    }
-}
-
-fn gated_norm(case: &Case, report: &mut Report) {
-    let eps = case.option("eps").as_f64().unwrap();
-    for (platform, device, dtype) in platform::platforms() {
-        let bar = platform::bar(dtype);
-        let x = case.get("x").leaf::<4>(&device, dtype);
-        let gate = case.get("gate").leaf::<4>(&device, dtype);
-        let weight = case.get("weight").leaf::<1>(&device, dtype);
-        let y = gated_rms_norm(x.clone(), weight.clone(), gate.clone(), eps);
-        report.check(&platform, "y", &Array::of(y.clone()), &case.get("y"), dtype, bar);
-        let gradients = (y * case.get("dy").tensor(&device.autodiff(), dtype)).sum().backward();
-        report.check(&platform, "dx", &gradient(&x, &gradients), &case.get("dx"), dtype, bar);
-        report.check(&platform, "dgate", &gradient(&gate, &gradients), &case.get("dgate"), dtype, bar);
-        report.check(&platform, "dweight", &gradient(&weight, &gradients), &case.get("dweight"), dtype, bar);
-    }
-}
-
-fn convolution(case: &Case, report: &mut Report) {
-    for (platform, device, dtype) in platform::platforms() {
-        let x = case.get("x").leaf::<3>(&device, dtype);
-        let weight = case.get("weight").leaf::<3>(&device, dtype);
-        let bias = case.find("bias").map(|bias| bias.leaf::<1>(&device, dtype));
-        let cache = case.find("cache").map(|cache| cache.leaf::<3>(&device, dtype));
-        let output = short_convolution(x.clone(), weight.clone(), bias.clone(), cache.clone());
-        let mut got = vec![("y", Array::of(output.y.clone())), ("state", Array::of(output.state.clone()))];
-        let device = device.autodiff();
-        let loss: Tensor<1> = (output.y * case.get("dy").tensor(&device, dtype)).sum()
-            + (output.state * case.get("dstate").tensor(&device, dtype)).sum();
-        let gradients = loss.backward();
-        got.extend([("dx", gradient(&x, &gradients)), ("dweight", gradient(&weight, &gradients))]);
-        got.extend(bias.map(|bias| ("dbias", gradient(&bias, &gradients))));
-        got.extend(cache.map(|cache| ("dcache", gradient(&cache, &gradients))));
-        for (name, got) in got {
-            report.check(&platform, name, &got, &case.get(name), dtype, platform::bar(dtype));
-        }
-    }
 }
 
 macro_rules! layers {

@@ -6,7 +6,7 @@ use burn::tensor::DType;
 
 use super::array::Array;
 
-/// `rms(got - want) / rms(want)`; infinite for a NaN or an infinity.
+/// `rms(got - want) / rms(want)`; infinite, never NaN, for a NaN or an infinity.
 ///
 /// Zeros must be exact: a tensor that should be zero has no scale to be relative to, and a leak into it is a fault
 /// of structure, not of rounding. Numbers that f32 cannot hold at all (a state decayed to 1e-152) must underflow.
@@ -41,14 +41,22 @@ impl Report {
         Self { title: title.into(), worst: BTreeMap::new(), failures: Vec::new() }
     }
 
-    pub fn check(&mut self, group: impl Into<String>, what: impl Into<String>, got: &Array, want: &Array, dtype: DType, bar: f64) {
+    pub fn check(
+        &mut self,
+        group: impl Into<String>,
+        what: impl Into<String>,
+        got: &Array,
+        want: &Array,
+        dtype: DType,
+        bar: f64,
+    ) {
         let (group, what) = (group.into(), what.into());
         let error = relative_rms(got, want, dtype);
-        if !(error <= bar) {
+        if error > bar {
             self.failures.push(format!("{group}: {what}: {error:.2e} > {bar:.0e}"));
         }
         let worst = self.worst.entry(group).or_insert((-1.0, String::new()));
-        if !(error <= worst.0) {
+        if error > worst.0 {
             *worst = (error, what);
         }
     }

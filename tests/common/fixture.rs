@@ -91,7 +91,11 @@ impl Case<'_> {
     pub fn tensors(&self) -> Vec<String> {
         let prefix = format!("{}/", self.name);
         let names = self.tensors.names().into_iter();
-        names.filter_map(|name| name.strip_prefix(&prefix)).filter(|name| !name.contains('/')).map(String::from).collect()
+        names
+            .filter_map(|name| name.strip_prefix(&prefix))
+            .filter(|name| !name.contains('/'))
+            .map(String::from)
+            .collect()
     }
 
     pub fn get(&self, name: &str) -> Array {
@@ -101,7 +105,9 @@ impl Case<'_> {
     pub fn find(&self, name: &str) -> Option<Array> {
         let view = self.tensors.tensor(&format!("{}/{name}", self.name)).ok()?;
         let values = match view.dtype() {
-            Dtype::F32 => view.data().chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect(),
+            Dtype::F32 => {
+                view.data().chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect()
+            }
             Dtype::F64 => view.data().chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect(),
             other => panic!("{}/{name}: unexpected dtype {other:?}", self.name),
         };

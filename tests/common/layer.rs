@@ -136,7 +136,9 @@ pub fn check_decode(case: &Case, report: &mut Report) {
 
 fn check_state(case: &Case, stage: &str, state: &KdaState, report: &mut Report, platform: &str, dtype: DType) {
     let bar = platform::bar(dtype);
-    let mut check = |name: &str, got: Array, want: Array| report.check(platform, format!("{stage} {name}"), &got, &want, dtype, bar);
+    let mut check = |name: &str, got: Array, want: Array| {
+        report.check(platform, format!("{stage} {name}"), &got, &want, dtype, bar)
+    };
     check("recurrent", Array::of(state.recurrent.clone()), case.get(&format!("{stage}.recurrent")).transposed());
     assert_eq!(state.conv.is_some(), case.find(&format!("{stage}.conv_q")).is_some());
     if let Some(conv) = &state.conv {
@@ -155,7 +157,14 @@ pub fn check_gradients(case: &Case, report: &mut Report) {
         let gradients = (layer.forward(x.clone()) * dy).sum().backward();
         report.check(&platform, "dx", &gradient(&x, &gradients), &case.get("dx"), dtype, platform::bar(dtype));
         for (name, got) in parameter_gradients(&mut layer, &gradients) {
-            report.check(&platform, format!("d {name}"), &got, &case.get(&format!("d.{name}")), dtype, platform::bar(dtype));
+            report.check(
+                &platform,
+                format!("d {name}"),
+                &got,
+                &case.get(&format!("d.{name}")),
+                dtype,
+                platform::bar(dtype),
+            );
         }
     }
 }

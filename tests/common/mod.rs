@@ -9,6 +9,7 @@ pub mod fixture;
 pub mod layer;
 pub mod operator;
 pub mod parameters;
+pub mod pieces;
 pub mod platform;
 pub mod recipe;
 pub mod small;

@@ -51,7 +51,9 @@ pub struct Tensors {
 impl Problem {
     pub fn of_fixture(case: &Case) -> Self {
         let initial_state = case.find("initial_state");
-        let mut gradients: Vec<_> = [("dq", "q"), ("dk", "k"), ("dv", "v"), ("dg", "g"), ("dbeta", "beta")].map(|(d, _)| (d, case.get(d))).into();
+        let mut gradients: Vec<_> = [("dq", "q"), ("dk", "k"), ("dv", "v"), ("dg", "g"), ("dbeta", "beta")]
+            .map(|(d, _)| (d, case.get(d)))
+            .into();
         if initial_state.is_some() {
             gradients.push(("dinitial_state", case.get("dinitial_state")));
         }
@@ -76,6 +78,18 @@ impl Problem {
         }
     }
 
+    /// The same sequences `times` over in one batch.
+    pub fn repeated(mut self, times: usize) -> Self {
+        let Self { q, k, v, g, beta, d_o, d_final_state, o, final_state, .. } = &mut self;
+        let state = self.initial_state.iter_mut();
+        let gradients = self.gradients.iter_mut().map(|(_, gradient)| gradient);
+        for array in [q, k, v, g, beta, d_o, d_final_state, o, final_state].into_iter().chain(state).chain(gradients) {
+            array.shape[0] *= times;
+            array.values = array.values.repeat(times);
+        }
+        self
+    }
+
     /// Every form on every platform, forward; and backward through those that are differentiable as a whole.
     pub fn check(&self, forms: &[Form], report: &mut Report) {
         for (platform, device, dtype) in platform::platforms() {
@@ -85,7 +99,14 @@ impl Problem {
                 let what = |tensor: &str| format!("{} {form:?} {tensor}", self.name);
                 let output = self.run(form, self.constants(&device, dtype));
                 report.check(&group, what("o"), &Array::of(output.o), &self.o, dtype, bar);
-                report.check(&group, what("final_state"), &Array::of(output.final_state), &self.final_state, dtype, bar);
+                report.check(
+                    &group,
+                    what("final_state"),
+                    &Array::of(output.final_state),
+                    &self.final_state,
+                    dtype,
+                    bar,
+                );
                 if form == Form::Step {
                     continue;
                 }
@@ -163,9 +184,9 @@ fn steps(KdaInput { q, k, v, g, beta }: KdaInput, options: KdaOptions) -> KdaOut
     let scale = options.scale.unwrap_or_else(|| fla_read_scale(key_dim));
     let bounds = options.cu_seqlens.clone().unwrap_or_else(|| vec![0, time]);
     let sequences = if options.cu_seqlens.is_some() { bounds.len() - 1 } else { batch };
-    let states = options.initial_state.unwrap_or_else(|| {
-        Tensor::zeros([sequences, value_heads, key_dim, value_dim], (&v.device(), v.dtype()))
-    });
+    let states = options
+        .initial_state
+        .unwrap_or_else(|| Tensor::zeros([sequences, value_heads, key_dim, value_dim], (&v.device(), v.dtype())));
 
     let at = |x: &Tensor<4>, t: usize| x.clone().slice_dim(1, t..t + 1).squeeze_dim::<3>(1);
     let (mut outputs, mut finals) = (Vec::new(), Vec::new());
