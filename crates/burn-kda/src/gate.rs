@@ -1,0 +1,112 @@
+//! The decay gate and the write strength: the two numbers that say, per token, how much of the state is kept
+//! and how much of the new value is written.
+
+use burn::config::Config;
+use burn::tensor::Tensor;
+
+use crate::activation::{sigmoid, softplus};
+use crate::precision;
+
+/// `A_log` outside this range is clamped before `exp`, with zero gradient.
+const A_LOG_RANGE: (f64, f64) = (-10.0, 20.0);
+
+/// How raw gate values become log decays.
+#[derive(Config, Debug, Copy, PartialEq)]
+pub enum DecayFn {
+    /// `g = -exp(A_log) * softplus(z + dt_bias)`, unbounded below: Kimi Linear, eq. 10 and FLA's
+    /// `naive_kda_gate`. The exponential stands outside the softplus.
+    Softplus,
+    /// `g = lower_bound * sigmoid(exp(A_log) * (z + dt_bias))`: Kimi K3, GLM-5.3-Flash and Ling-3.0, FLA's
+    /// `naive_kda_lowerbound_gate`.
+    Sigmoid {
+        /// The most negative log decay of one step, in nats; `-5` in every shipped model.
+        lower_bound: f64,
+    },
+}
+
+impl DecayFn {
+    /// The bounded gate of Kimi K3, GLM-5.3-Flash and Ling-3.0: `lower_bound = -5`.
+    pub const SIGMOID: Self = Self::Sigmoid { lower_bound: -5.0 };
+
+    pub(crate) fn check(&self, function: &str) {
+        if let Self::Sigmoid { lower_bound } = self {
+            assert!(
+                lower_bound.is_finite() && *lower_bound < 0.0,
+                "{function}: `lower_bound` of the sigmoid gate must be finite and negative, got {lower_bound}",
+            );
+        }
+    }
+}
+
+/// Natural log of the per-step decay of each key channel, `<= 0`.
+///
+/// Saturated inputs give the limit of the formula with zero gradient, never NaN.
+///
+/// # Shapes
+///
+/// - `raw`: `[B, T, HV, K]`, the output of the decay projection
+/// - `a_log`: `[HV]`; required by the softplus gate, a factor of 1 in the sigmoid gate when absent
+/// - `dt_bias`: `[HV * K]`, none is zero
+/// - returns: `[B, T, HV, K]` in f32, or f64 for f64 input
+///
+/// # Panics
+///
+/// If a shape does not fit, if the softplus gate has no `a_log`, or if `lower_bound` is not negative.
+pub fn decay_gate(
+    raw: Tensor<4>,
+    a_log: Option<Tensor<1>>,
+    dt_bias: Option<Tensor<1>>,
+    decay: DecayFn,
+) -> Tensor<4> {
+    let [_, _, heads, dim] = raw.dims();
+    decay.check("decay_gate");
+    if let Some(a_log) = &a_log {
+        let [got] = a_log.dims();
+        assert_eq!(got, heads, "decay_gate: `a_log` must be [HV = {heads}], got [{got}]");
+    }
+    if let Some(bias) = &dt_bias {
+        let [got] = bias.dims();
+        assert_eq!(
+            got,
+            heads * dim,
+            "decay_gate: `dt_bias` must be [HV * K = {heads} * {dim} = {}], got [{got}]",
+            heads * dim
+        );
+    }
+
+    let dtype = precision::accumulation(raw.dtype());
+    let rate = a_log.map(|a_log| {
+        let (low, high) = A_LOG_RANGE;
+        a_log.cast(dtype).clamp(low, high).exp().reshape([1, 1, heads, 1])
+    });
+    let z = match dt_bias {
+        Some(bias) => raw.cast(dtype) + bias.cast(dtype).reshape([1, 1, heads, dim]),
+        None => raw.cast(dtype),
+    };
+    match decay {
+        DecayFn::Softplus => {
+            let rate = rate.expect("decay_gate: the softplus gate needs `a_log`, got None");
+            softplus(z) * rate.neg()
+        }
+        DecayFn::Sigmoid { lower_bound } => {
+            let z = match rate {
+                Some(rate) => z * rate,
+                None => z,
+            };
+            sigmoid(z) * lower_bound
+        }
+    }
+}
+
+/// Write strength `beta = sigmoid(logit)`, or twice that with `allow_neg_eigval` (eigenvalues of the transition
+/// down to -1; "Unlocking State-Tracking in Linear RNNs Through Negative Eigenvalues").
+///
+/// # Shapes
+///
+/// - `logit`: `[B, T, HV]`
+/// - returns: `[B, T, HV]` in f32, or f64 for f64 input
+pub fn write_strength(logit: Tensor<3>, allow_neg_eigval: bool) -> Tensor<3> {
+    let dtype = precision::accumulation(logit.dtype());
+    let beta = sigmoid(logit.cast(dtype));
+    if allow_neg_eigval { beta * 2.0 } else { beta }
+}
