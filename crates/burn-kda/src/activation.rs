@@ -13,9 +13,12 @@ fn split<const D: usize>(x: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
     (negative, decayed)
 }
 
+/// Stands in for `-inf`, whose `2m - x` is NaN: far past the point where `exp` is 0.
+const FLOOR: f64 = -1e38;
+
 /// `1 / (1 + exp(-x))`
 pub(crate) fn sigmoid<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    let (negative, decayed) = split(x);
+    let (negative, decayed) = split(x.clamp_min(FLOOR));
     negative.exp() / (decayed + 1.0)
 }
 
@@ -26,6 +29,7 @@ pub(crate) fn silu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 
 /// `log(1 + exp(x))`
 pub(crate) fn softplus<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let x = x.clamp_min(FLOOR);
     let (negative, decayed) = split(x.clone());
     x - negative + decayed.log1p()
 }

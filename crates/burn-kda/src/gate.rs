@@ -62,16 +62,12 @@ pub fn decay_gate(
     decay.check("decay_gate");
     if let Some(a_log) = &a_log {
         let [got] = a_log.dims();
-        assert_eq!(got, heads, "decay_gate: `a_log` must be [HV = {heads}], got [{got}]");
+        assert!(got == heads, "decay_gate: `a_log` must be [HV = {heads}], got [{got}]");
     }
     if let Some(bias) = &dt_bias {
         let [got] = bias.dims();
-        assert_eq!(
-            got,
-            heads * dim,
-            "decay_gate: `dt_bias` must be [HV * K = {heads} * {dim} = {}], got [{got}]",
-            heads * dim
-        );
+        let want = heads * dim;
+        assert!(got == want, "decay_gate: `dt_bias` must be [HV * K = {heads} * {dim} = {want}], got [{got}]");
     }
 
     let dtype = precision::accumulation(raw.dtype());

@@ -1,6 +1,6 @@
 use burn::module::{Module, Param};
 use burn::nn::Linear;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::{ConvState, GatedRmsNorm, KdaState, ShortConvolution};
 use crate::activation::silu;
@@ -75,10 +75,10 @@ pub struct KdaModule {
 }
 
 /// How the tokens of one call are laid out and processed.
-struct Call<'a> {
-    function: &'static str,
-    form: fn(KdaInput, KdaOptions) -> KdaOutput,
-    cu_seqlens: Option<&'a [usize]>,
+pub(super) struct Call<'a> {
+    pub function: &'static str,
+    pub form: fn(KdaInput, KdaOptions) -> KdaOutput,
+    pub cu_seqlens: Option<&'a [usize]>,
 }
 
 impl KdaModule {
@@ -152,11 +152,10 @@ impl KdaModule {
         self.q_proj.weight.shape().dims::<2>()[1] / self.num_heads
     }
 
-    fn run(&self, call: Call, x: Tensor<3>, state: Option<KdaState>) -> (Tensor<3>, KdaState) {
-        let [batch, time, hidden] = x.dims();
-        let want = self.q_proj.weight.shape().dims::<2>()[0];
+    pub(super) fn run(&self, call: Call, x: Tensor<3>, state: Option<KdaState>) -> (Tensor<3>, KdaState) {
+        let [batch, time, _] = x.dims();
         let function = call.function;
-        assert!(hidden == want, "{function}: `x` must be [B, T, hidden = {want}], got {:?}", x.dims());
+        self.check_input(function, &x);
         let sequences = match call.cu_seqlens {
             Some(bounds) => {
                 assert!(batch == 1, "{function}: `x` must have a batch of 1 beside `cu_seqlens`, got {batch}");
@@ -167,6 +166,11 @@ impl KdaModule {
         };
         if let Some(state) = &state {
             self.check_state(function, state, sequences, x.dtype());
+        }
+        if time == 0 {
+            // NdArray cannot multiply matrices without rows.
+            let state = state.unwrap_or_else(|| self.empty_state(sequences, &x.device(), x.dtype()));
+            return (x, state);
         }
         let (recurrent, conv) = match state {
             Some(state) => (Some(state.recurrent), state.conv),
@@ -228,6 +232,26 @@ impl KdaModule {
         ([q.y, k.y, v.y], Some(ConvState { q: q.state, k: k.state, v: v.state }))
     }
 
+    /// What a sequence starts from.
+    fn empty_state(&self, sequences: usize, device: &Device, dtype: DType) -> KdaState {
+        let [keys, values] = [&self.q_proj, &self.v_proj].map(|linear| linear.weight.shape().dims::<2>()[1]);
+        let recurrent = [sequences, self.num_v_heads, self.key_dim(), values / self.num_v_heads];
+        let conv = self.q_conv1d.as_ref().map(|conv| {
+            let past = conv.weight.shape().dims::<3>()[2] - 1;
+            let zeros = |channels| Tensor::zeros([sequences, channels, past], (device, dtype));
+            ConvState { q: zeros(keys), k: zeros(keys), v: zeros(values) }
+        });
+        KdaState { recurrent: Tensor::zeros(recurrent, (device, precision::accumulation(dtype))), conv }
+    }
+
+    pub(super) fn check_input(&self, function: &str, x: &Tensor<3>) {
+        let weight = &self.q_proj.weight;
+        let (want, got) = (weight.shape().dims::<2>()[0], x.dims());
+        assert!(got[2] == want, "{function}: `x` must be [B, T, hidden = {want}], got {got:?}");
+        let (want, got) = (weight.dtype(), x.dtype());
+        assert!(got == want, "{function}: `x` must have the dtype of the parameters, {want:?}, got {got:?}");
+    }
+
     fn check_state(&self, function: &str, state: &KdaState, sequences: usize, dtype: DType) {
         let keys = self.q_proj.weight.shape().dims::<2>()[1];
         let values = self.v_proj.weight.shape().dims::<2>()[1];
@@ -237,11 +261,10 @@ impl KdaModule {
         let (wide, got) = (precision::accumulation(dtype), state.recurrent.dtype());
         assert!(got == wide, "{function}: `state.recurrent` must be {wide:?} beside {dtype:?} input, got {got:?}");
 
-        let need = if self.q_conv1d.is_some() { "present" } else { "absent" };
-        assert!(
-            self.q_conv1d.is_some() == state.conv.is_some(),
-            "{function}: `state.conv` must be {need}, as the layer's convolutions are",
-        );
+        let some = |present| if present { "some" } else { "none" };
+        let (want, got) = (self.q_conv1d.is_some(), state.conv.is_some());
+        let (need, got_some) = (some(want), some(got));
+        assert!(got == want, "{function}: `state.conv` must be {need}, as the layer's convolutions, got {got_some}");
         let (Some(conv), Some(layer)) = (&state.conv, &self.q_conv1d) else { return };
         let past = layer.weight.shape().dims::<3>()[2] - 1;
         for (name, x, channels) in [("q", &conv.q, keys), ("k", &conv.k, keys), ("v", &conv.v, values)] {

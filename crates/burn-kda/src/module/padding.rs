@@ -2,7 +2,9 @@
 
 use burn::tensor::{Bool, Int, Tensor, TensorData};
 
+use super::kda::Call;
 use super::{KdaModule, KdaState};
+use crate::chunk_kda;
 
 impl KdaModule {
     /// [`forward`](Self::forward) for a padded batch: left, right or any other padding.
@@ -19,13 +21,11 @@ impl KdaModule {
     ///
     /// If a shape does not fit, or as [`forward`](Self::forward).
     pub fn forward_with_mask(&self, x: Tensor<3>, mask: Tensor<2, Bool>) -> (Tensor<3>, KdaState) {
+        let function = "KdaModule::forward_with_mask";
+        self.check_input(function, &x);
         let [batch, time, hidden] = x.dims();
-        assert!(
-            mask.dims() == [batch, time],
-            "KdaModule::forward_with_mask: `mask` must be [B, T] = {:?}, got {:?}",
-            [batch, time],
-            mask.dims(),
-        );
+        let (want, got) = ([batch, time], mask.dims());
+        assert!(got == want, "{function}: `mask` must be [B, T] = {want:?}, got {got:?}");
         let device = x.device();
         let mask: Vec<bool> = mask.into_data().iter::<bool>().collect();
         let live: Vec<i64> = (0..mask.len()).filter(|&i| mask[i]).map(|i| i as i64).collect();
@@ -47,7 +47,8 @@ impl KdaModule {
             true => x.clone().slice([0..1, 0..0]),
             false => x.clone().reshape([1, batch * time, hidden]).select(1, indices(live)),
         };
-        let (y, state) = self.forward_packed(packed, &cu_seqlens, None);
+        let call = Call { function, form: chunk_kda, cu_seqlens: Some(&cu_seqlens) };
+        let (y, state) = self.run(call, packed, None);
         let zero = Tensor::zeros([1, 1, hidden], (&device, x.dtype()));
         let padded = match places.is_empty() {
             true => x,

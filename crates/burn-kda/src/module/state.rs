@@ -1,7 +1,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use burn::tensor::{Bytes, Device, Tensor, TensorData};
+use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 use burn_pack::{Reader, Writer};
 
 /// The last raw inputs of the three short convolutions, oldest first.
@@ -83,23 +83,30 @@ impl KdaState {
     ///
     /// # Panics
     ///
-    /// If `states` is empty, or if some but not all have convolution states.
+    /// If `states` is empty, or if they are states of different layers.
     pub fn cat(states: Vec<Self>) -> Self {
-        assert!(!states.is_empty(), "KdaState::cat: `states` must not be empty");
-        let with_conv = states.iter().filter(|state| state.conv.is_some()).count();
-        assert!(
-            with_conv == 0 || with_conv == states.len(),
-            "KdaState::cat: `states` must all have a convolution state or none, got {with_conv} of {}",
-            states.len(),
-        );
+        assert!(!states.is_empty(), "KdaState::cat: `states` must not be empty, got []");
+        let want = states[0].layout();
+        for got in states.iter().map(Self::layout) {
+            assert!(got == want, "KdaState::cat: `states` must agree in all but the batch, got {got:?} beside {want:?}");
+        }
         let join = |field: fn(&ConvState) -> &Tensor<3>| {
             let parts = states.iter().filter_map(|state| state.conv.as_ref());
             Tensor::cat(parts.map(|conv| field(conv).clone()).collect(), 0)
         };
+        let with_conv = states[0].conv.is_some();
         Self {
-            conv: (with_conv > 0).then(|| ConvState { q: join(|c| &c.q), k: join(|c| &c.k), v: join(|c| &c.v) }),
+            conv: with_conv.then(|| ConvState { q: join(|c| &c.q), k: join(|c| &c.k), v: join(|c| &c.v) }),
             recurrent: Tensor::cat(states.iter().map(|state| state.recurrent.clone()).collect(), 0),
         }
+    }
+
+    /// Dtype and dims without the batch of every tensor.
+    fn layout(&self) -> Vec<(DType, Vec<usize>)> {
+        let conv = self.conv.iter().flat_map(|conv| [&conv.q, &conv.k, &conv.v]);
+        let conv = conv.map(|x| (x.dtype(), x.dims()[1..].to_vec()));
+        let recurrent = (self.recurrent.dtype(), self.recurrent.dims()[1..].to_vec());
+        std::iter::once(recurrent).chain(conv).collect()
     }
 
     /// Writes the state to a burnpack file, Burn's own record format.
