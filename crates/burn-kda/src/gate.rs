@@ -52,12 +52,7 @@ impl DecayFn {
 /// # Panics
 ///
 /// If a shape does not fit, if the softplus gate has no `a_log`, or if `lower_bound` is not negative.
-pub fn decay_gate(
-    raw: Tensor<4>,
-    a_log: Option<Tensor<1>>,
-    dt_bias: Option<Tensor<1>>,
-    decay: DecayFn,
-) -> Tensor<4> {
+pub fn decay_gate(raw: Tensor<4>, a_log: Option<Tensor<1>>, dt_bias: Option<Tensor<1>>, decay: DecayFn) -> Tensor<4> {
     let [_, _, heads, dim] = raw.dims();
     decay.check("decay_gate");
     if let Some(a_log) = &a_log {

@@ -68,8 +68,5 @@ pub fn short_convolution(
     if let Some(bias) = bias {
         sum = sum + bias.cast(wide).reshape([1, 1, channels]);
     }
-    ConvOutput {
-        y: silu(sum).cast(dtype),
-        state: inputs.slice_dim(1, time..time + width - 1).swap_dims(1, 2),
-    }
+    ConvOutput { y: silu(sum).cast(dtype), state: inputs.slice_dim(1, time..time + width - 1).swap_dims(1, 2) }
 }

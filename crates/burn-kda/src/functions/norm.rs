@@ -36,7 +36,8 @@ pub fn gated_rms_norm(o: Tensor<4>, weight: Tensor<1>, gate: Tensor<4>, eps: f64
     let dtype = o.dtype();
     let wide = precision::accumulation(dtype);
     let o = o.cast(wide);
-    let rms = (o.clone().square().sum_dim(3) / width as f64 + eps).sqrt();
+    // Not `/ width`: going backward, burn-autodiff 0.22 divides by a scalar in f32.
+    let rms = (o.clone().square().sum_dim(3) * (1.0 / width as f64) + eps).sqrt();
     let weight = weight.cast(wide).reshape([1, 1, 1, width]);
     (o / rms * weight * sigmoid(gate.cast(wide))).cast(dtype)
 }

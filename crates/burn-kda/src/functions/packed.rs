@@ -7,10 +7,7 @@ use burn::tensor::Tensor;
 use super::problem::{KdaInput, KdaOutput};
 
 pub(crate) fn check_cu_seqlens(function: &str, bounds: &[usize], time: usize) {
-    assert!(
-        bounds.len() >= 2,
-        "{function}: `cu_seqlens` must have N + 1 entries for N >= 1 sequences, got {bounds:?}",
-    );
+    assert!(bounds.len() >= 2, "{function}: `cu_seqlens` must have N + 1 entries for N >= 1 sequences, got {bounds:?}",);
     assert!(bounds[0] == 0, "{function}: `cu_seqlens` must start at 0, got {}", bounds[0]);
     if let Some(i) = (1..bounds.len()).find(|&i| bounds[i] < bounds[i - 1]) {
         panic!("{function}: `cu_seqlens` must not decrease, got {} after {} at index {i}", bounds[i], bounds[i - 1]);
@@ -39,15 +36,11 @@ pub(crate) fn run(
     let mut outputs = vec![None; spans.len()];
     let mut finals = vec![None; spans.len()];
     for (len, members) in batches {
-        let batch = KdaInput::cat(
-            members
-                .iter()
-                .map(|&n| input.slice_time(spans[n].0, spans[n].1).pad_time(len))
-                .collect(),
-        );
-        let state = states.as_ref().map(|states| {
-            Tensor::cat(members.iter().map(|&n| states.clone().slice_dim(0, n..n + 1)).collect(), 0)
-        });
+        let batch =
+            KdaInput::cat(members.iter().map(|&n| input.slice_time(spans[n].0, spans[n].1).pad_time(len)).collect());
+        let state = states
+            .as_ref()
+            .map(|states| Tensor::cat(members.iter().map(|&n| states.clone().slice_dim(0, n..n + 1)).collect(), 0));
         let result = form(batch, state);
         for (row, &n) in members.iter().enumerate() {
             let live = spans[n].1 - spans[n].0;

@@ -26,16 +26,18 @@ fn recurrence(input: KdaInput, state: Option<Tensor<4>>, scale: f64) -> KdaOutpu
     let KdaInput { q, k, v, g, beta } = input;
     let to_value_heads = |x: Tensor<4>| match value_heads / heads {
         1 => x,
-        group => x
-            .unsqueeze_dim::<5>(3)
-            .expand([batch, time, heads, group, key_dim])
-            .reshape([batch, time, value_heads, key_dim]),
+        group => x.unsqueeze_dim::<5>(3).expand([batch, time, heads, group, key_dim]).reshape([
+            batch,
+            time,
+            value_heads,
+            key_dim,
+        ]),
     };
     let (q, k) = (to_value_heads(q), to_value_heads(k));
     let at = |x: &Tensor<4>, t: usize| x.clone().slice_dim(1, t..t + 1).squeeze_dim::<3>(1);
 
-    let mut state = state
-        .unwrap_or_else(|| Tensor::zeros([batch, value_heads, key_dim, value_dim], (&v.device(), v.dtype())));
+    let mut state =
+        state.unwrap_or_else(|| Tensor::zeros([batch, value_heads, key_dim, value_dim], (&v.device(), v.dtype())));
     let mut outputs = Vec::with_capacity(time);
     for t in 0..time {
         let beta = beta.clone().slice_dim(1, t..t + 1).squeeze_dim::<2>(1);

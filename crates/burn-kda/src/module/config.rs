@@ -69,9 +69,7 @@ impl KdaConfig {
 
     /// Kimi K3: sigmoid gate bounded at -5, full-rank output gate.
     pub fn kimi_k3() -> Self {
-        Self::new(7168, 96, 128)
-            .with_decay(DecayFn::SIGMOID)
-            .with_output_gate(Projection::Full)
+        Self::new(7168, 96, 128).with_decay(DecayFn::SIGMOID).with_output_gate(Projection::Full)
     }
 
     /// GLM-5.3-Flash: sigmoid gate bounded at -5, low-rank projections.
@@ -146,8 +144,7 @@ impl KdaConfig {
 
     /// `[a, b, full]`: a pair or the last one.
     fn project(&self, kind: Projection, width: usize, bias: bool, device: &Device) -> [Option<Linear>; 3] {
-        let linear =
-            |input, output, bias| Some(LinearConfig::new(input, output).with_bias(bias).init(device));
+        let linear = |input, output, bias| Some(LinearConfig::new(input, output).with_bias(bias).init(device));
         let pair = |rank| [linear(self.hidden_size, rank, false), linear(rank, width, bias), None];
         match kind {
             Projection::HeadRank => pair(self.value_head_dim()),

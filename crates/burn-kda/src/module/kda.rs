@@ -122,12 +122,7 @@ impl KdaModule {
     ///
     /// If `cu_seqlens` does not rise from 0 to `T`, if the batch is not 1, or as
     /// [`forward_with_state`](Self::forward_with_state).
-    pub fn forward_packed(
-        &self,
-        x: Tensor<3>,
-        cu_seqlens: &[usize],
-        state: Option<KdaState>,
-    ) -> (Tensor<3>, KdaState) {
+    pub fn forward_packed(&self, x: Tensor<3>, cu_seqlens: &[usize], state: Option<KdaState>) -> (Tensor<3>, KdaState) {
         let call = Call { function: "KdaModule::forward_packed", form: chunk_kda, cu_seqlens: Some(cu_seqlens) };
         self.run(call, x, state)
     }
@@ -277,12 +272,7 @@ impl KdaModule {
 }
 
 /// Each sequence on its own, so that none reads the one before it.
-fn convolve_packed(
-    conv: &ShortConvolution,
-    x: Tensor<3>,
-    states: Option<Tensor<3>>,
-    bounds: &[usize],
-) -> ConvOutput {
+fn convolve_packed(conv: &ShortConvolution, x: Tensor<3>, states: Option<Tensor<3>>, bounds: &[usize]) -> ConvOutput {
     let outputs: Vec<_> = (bounds.windows(2).enumerate())
         .map(|(n, span)| {
             let state = states.as_ref().map(|states| states.clone().slice_dim(0, n..n + 1));

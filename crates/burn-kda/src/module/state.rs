@@ -88,7 +88,10 @@ impl KdaState {
         assert!(!states.is_empty(), "KdaState::cat: `states` must not be empty, got []");
         let want = states[0].layout();
         for got in states.iter().map(Self::layout) {
-            assert!(got == want, "KdaState::cat: `states` must agree in all but the batch, got {got:?} beside {want:?}");
+            assert!(
+                got == want,
+                "KdaState::cat: `states` must agree in all but the batch, got {got:?} beside {want:?}"
+            );
         }
         let join = |field: fn(&ConvState) -> &Tensor<3>| {
             let parts = states.iter().filter_map(|state| state.conv.as_ref());
