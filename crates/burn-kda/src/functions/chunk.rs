@@ -1,15 +1,11 @@
-//! The chunked WY form on plain tensors, exact for every decay.
-//!
-//! Within a chunk the scores need `exp(G_i - G_j)` for `i >= j`, with `G` the cumulative log decay. Neither factor
-//! `exp(G_i)` nor `exp(-G_j)` is usable on its own: the second overflows. On a binary tree of blocks the factor
-//! splits at the border between two neighbours, `exp(sum of g from the border to i) * exp(sum of g after j up to
-//! the border)`: both exponents are sums over one block, both are `<= 0`, nothing is subtracted. Each level is one
-//! batched product, and the inverse of `I + A` merges on the same tree.
+//! The chunked WY form on plain tensors: layout, tiles, and the scan over chunks. Exact for every decay, because
+//! [`Intra`] is.
 
 use std::ops::Range;
 
 use burn::tensor::{Device, Tensor};
 
+use super::intra::{Intra, unstack};
 use super::problem::{self, Dims, KdaInput, KdaOptions, KdaOutput};
 
 /// The operator in chunks: the form to train and prefill with (Kimi Linear, section 3; FLA's `chunk_kda`).
@@ -34,35 +30,29 @@ fn chunk_rows(len: usize, max: usize) -> usize {
     max.min(len.next_power_of_two())
 }
 
-/// Runs tiles of some batch rows, some heads and whole chunks in turn, so that the working tensors stay in cache and
-/// do not grow with `T`. Rows and heads never meet; chunks hand on the state.
+/// Runs time segments of whole chunks in turn, each in tiles of some lanes (a lane is one value head of one batch row),
+/// so that the working tensors stay in cache and do not grow with `T`.
 fn forward(input: KdaInput, state: Option<Tensor<4>>, scale: f64, max_chunk: usize) -> KdaOutput {
-    let Dims { batch, time, heads, value_heads, key_dim, value_dim } = input.dims();
-    let chunk = chunk_rows(time, max_chunk);
-    let per_head = value_heads / heads * chunk * key_dim.max(value_dim);
+    let Dims { batch, time, value_heads, key_dim, value_dim, .. } = input.dims();
+    let (chunk, lanes) = (chunk_rows(time, max_chunk), batch * value_heads);
     let budget = tile_elements(&input.q.device());
-    let tile = |elements: usize, most: usize| (budget / elements).clamp(1, most);
-    let head_tile = tile(per_head, heads);
-    let row_tile = tile(per_head * heads, batch);
-    let segment = chunk * tile(per_head * head_tile * row_tile, time.div_ceil(chunk));
+    let lane_elements = chunk * key_dim.max(value_dim);
+    let tile = (budget / lane_elements).clamp(1, lanes);
+    // Several chunks share a segment only when one tile holds all lanes.
+    let segment = chunk * (budget / (lane_elements * lanes)).clamp(1, time.div_ceil(chunk));
 
-    let outputs = tiled(batch, row_tile, |rows| {
-        let outputs = tiled(heads, head_tile, |heads| {
-            let group = value_heads / input.dims().heads;
-            let value_heads = heads.start * group..heads.end * group;
-            let mut state = state.clone().map(|state| state.slice([rows.clone(), value_heads.clone()]));
-            let input = input.slice_lanes(rows.clone(), heads, value_heads);
-            let outputs = tiled(time, segment, |span| {
-                let input = input.slice_time(span.start, span.end);
-                let output = forward_segment(input, state.take(), scale, chunk);
-                state = Some(output.final_state);
-                output.o
-            });
-            KdaOutput { o: Tensor::cat(outputs, 1), final_state: state.take().expect("T >= 1") }
-        });
-        KdaOutput::cat(outputs, 2, 1)
+    let state = state.map(|state| state.reshape([lanes, key_dim, value_dim]));
+    let mut states = tiled(lanes, tile, |lanes| state.clone().map(|state| state.slice_dim(0, lanes)));
+    drop(state);
+    let outputs = tiled(time, segment, |span| {
+        let input = input.slice_time(span.start, span.end);
+        forward_segment(input.pad_time(span.len().next_multiple_of(chunk)), &mut states, tile, chunk)
     });
-    KdaOutput::cat(outputs, 0, 0)
+    let states = states.into_iter().map(|state| state.expect("T >= 1")).collect();
+    KdaOutput {
+        o: Tensor::cat(outputs, 1).slice_dim(1, 0..time) * scale,
+        final_state: Tensor::cat(states, 0).reshape([batch, value_heads, key_dim, value_dim]),
+    }
 }
 
 /// Working tensors that small are read back from the cache of one CPU core; an accelerator wants large launches.
@@ -76,21 +66,31 @@ fn tiled<T>(len: usize, tile: usize, mut f: impl FnMut(Range<usize>) -> T) -> Ve
     (0..len).step_by(tile).map(|start| f(start..len.min(start + tile))).collect()
 }
 
-fn forward_segment(input: KdaInput, state: Option<Tensor<4>>, scale: f64, chunk: usize) -> KdaOutput {
-    let Dims { batch, time, heads, value_heads, key_dim, value_dim } = input.dims();
-    let input = input.pad_time(time.next_multiple_of(chunk));
-    let chunks = time.div_ceil(chunk);
-    let lanes = batch * value_heads;
-
+/// Whole chunks of all lanes: outputs `[B, T, HV, V]`, unscaled; `states` moves on, one `[lanes, K, V]` per tile.
+fn forward_segment(input: KdaInput, states: &mut [Option<Tensor<3>>], tile: usize, chunk: usize) -> Tensor<4> {
+    let Dims { batch, time, heads, value_heads, value_dim, .. } = input.dims();
     let group = value_heads / heads;
     let [q, k] = [input.q, input.k].map(|x| chunked(x, chunk, group));
     let [v, g, beta] = [input.v, input.g, input.beta.unsqueeze_dim(3)].map(|x| chunked(x, chunk, 1));
-    let intra = Intra::new(Tensor::stack(vec![q, k], 0), g, beta);
 
-    let mut state = state.map(|state| state.reshape([lanes, key_dim, value_dim]));
-    let mut outputs = Vec::with_capacity(chunks);
-    for n in 0..chunks {
-        let of_chunk = n * lanes..(n + 1) * lanes;
+    let blocks = v.dims()[0];
+    let mut states = states.iter_mut();
+    let tile = if states.len() == 1 { blocks } else { tile };
+    let outputs = tiled(blocks, tile, |blocks| {
+        let [q, k, v, g, beta] = [&q, &k, &v, &g, &beta].map(|x| x.clone().slice_dim(0, blocks.clone()));
+        let state = states.next().expect("one state per tile");
+        let (o, next) = scan(Intra::new(Tensor::stack(vec![q, k], 0), g, beta), v, state.take(), time / chunk);
+        *state = Some(next);
+        o
+    });
+    let o = Tensor::cat(outputs, 0).reshape([time / chunk, batch, value_heads, chunk, value_dim]);
+    materialize(o.permute([1, 0, 3, 2, 4]), [batch, time, value_heads, value_dim])
+}
+
+/// Takes the state of a tile's lanes through its `chunks`: unscaled outputs `[chunks * lanes, C, V]` and the new state.
+fn scan(intra: Intra, v: Tensor<3>, mut state: Option<Tensor<3>>, chunks: usize) -> (Tensor<3>, Tensor<3>) {
+    let lanes = v.dims()[0] / chunks;
+    let outputs = tiled(lanes * chunks, lanes, |of_chunk| {
         let at = |x: &Tensor<3>| x.clone().slice_dim(0, of_chunk.clone());
         let value = at(&v);
         // Without a state there is nothing to read or to erase, and the first decay has no effect at all.
@@ -104,22 +104,17 @@ fn forward_segment(input: KdaInput, state: Option<Tensor<4>>, scale: f64, chunk:
         };
         let write = at(&intra.write).matmul(error);
         let o = at(&intra.scores).matmul(write.clone());
-        outputs.push(match read {
-            Some(read) => o + read,
-            None => o,
-        });
         let written = at(&intra.k_to_end).swap_dims(1, 2).matmul(write);
-        state = Some(match state {
+        state = Some(match state.take() {
             Some(state) => state * at(&intra.decay) + written,
             None => written,
         });
-    }
-    let o = Tensor::cat(outputs, 0).reshape([chunks, batch, value_heads, chunk, value_dim]);
-    let o = materialize(o.permute([1, 0, 3, 2, 4]), [batch, chunks * chunk, value_heads, value_dim]);
-    KdaOutput {
-        o: o.slice_dim(1, 0..time) * scale,
-        final_state: state.expect("at least one chunk").reshape([batch, value_heads, key_dim, value_dim]),
-    }
+        match read {
+            Some(read) => o + read,
+            None => o,
+        }
+    });
+    (Tensor::cat(outputs, 0), state.expect("at least one chunk"))
 }
 
 /// `[B, T, H, D]` to `[N * B * H * group, C, D]`: chunk-major, so that one chunk of all heads is one slice.
@@ -139,113 +134,4 @@ fn chunked(x: Tensor<4>, chunk: usize, group: usize) -> Tensor<3> {
 fn materialize<const D: usize, const D2: usize>(x: Tensor<D>, shape: [usize; D2]) -> Tensor<D2> {
     let zero = Tensor::zeros([1; D], (&x.device(), x.dtype()));
     (x + zero).reshape(shape)
-}
-
-/// The two halves of a stacked pair.
-fn unstack(x: Tensor<4>) -> [Tensor<3>; 2] {
-    [x.clone().slice_dim(0, 0..1).squeeze_dim(0), x.slice_dim(0, 1..2).squeeze_dim(0)]
-}
-
-/// What a chunk knows before it sees a state. `G` is the inclusive cumulative sum of `g` within the chunk.
-struct Intra {
-    /// `A_qk[i, j] = sum_d q_i k_j exp(G_i - G_j)`, `i >= j`: `[M, C, C]`.
-    scores: Tensor<3>,
-    /// `(I + A_kk)^-1 diag(beta)`: from prediction errors to writes, `[M, C, C]`.
-    write: Tensor<3>,
-    /// `q exp(G)` and `k exp(G)`: `[2, M, C, K]`.
-    qk_from_start: Tensor<4>,
-    /// `k exp(G_C - G)`: `[M, C, K]`.
-    k_to_end: Tensor<3>,
-    /// `exp(G_C)`: `[M, K, 1]`.
-    decay: Tensor<3>,
-}
-
-impl Intra {
-    /// `qk`: `[2, M, C, K]`; `g`: `[M, C, K]`; `beta`: `[M, C, 1]`.
-    fn new(qk: Tensor<4>, g: Tensor<3>, beta: Tensor<3>) -> Self {
-        let [_, m, c, dim] = qk.dims();
-        let options = (&qk.device(), qk.dtype());
-        let even = Tensor::<1>::from_data([1.0, 0.0], options.clone()).reshape([1, 2, 1]);
-        let odd = Tensor::<1>::from_data([0.0, 1.0], options.clone()).reshape([1, 2, 1]);
-
-        let [q, k] = unstack(qk.clone());
-        let mut scores = (q * k.clone()).sum_dim(2).reshape([m * c, 1, 1]);
-        let mut inverse = Tensor::ones([m * c, 1, 1], options);
-        let mut decay = g.clone().exp();
-        let mut log_decay = g;
-        let mut from_start = qk * decay.clone().unsqueeze_dim(0);
-        let mut k_to_end = k;
-
-        let mut size = 1;
-        while size < c {
-            let pairs = m * c / (2 * size);
-            let right_rows = from_start.clone().reshape([2, pairs, 2 * size, dim]).slice_dim(2, size..2 * size);
-            let left_keys = k_to_end.clone().reshape([1, pairs, 2 * size, dim]).slice_dim(2, 0..size);
-            let [a_qk, a_kk] = unstack(scores_between(right_rows, left_keys));
-            let right_beta = beta.clone().reshape([pairs, 2 * size, 1]).slice_dim(1, size..2 * size);
-            scores = merge(scores, a_qk);
-            inverse = merge_inverse(inverse, a_kk * right_beta);
-
-            // Carry the right rows over the left block, and the left keys over the right one.
-            let [over_left, over_right] = halves(decay, pairs);
-            let rows = from_start.reshape([2, 2 * pairs, size, dim]);
-            from_start = rows * (over_left * odd.clone() + even.clone()).reshape([1, 2 * pairs, 1, dim]);
-            let keys = k_to_end.reshape([2 * pairs, size, dim]);
-            k_to_end = keys * (over_right * even.clone() + odd.clone()).reshape([2 * pairs, 1, dim]);
-
-            // The decay of a block is the exponential of a fresh sum, so its rounding does not grow with the block.
-            let [left, right] = halves(log_decay, pairs);
-            log_decay = left + right;
-            decay = log_decay.clone().exp();
-            size *= 2;
-        }
-        Self {
-            scores,
-            write: inverse * beta.swap_dims(1, 2),
-            qk_from_start: from_start.reshape([2, m, c, dim]),
-            k_to_end: k_to_end.reshape([m, c, dim]),
-            decay: decay.reshape([m, dim, 1]),
-        }
-    }
-}
-
-/// `rows keys^T`: `[2, P, s, K]` and `[1, P, s, K]` to `[2, P, s, s]`.
-fn scores_between(rows: Tensor<4>, keys: Tensor<4>) -> Tensor<4> {
-    match rows.dims() {
-        // A product of single rows: the call of a matrix product would cost more than the product.
-        [.., 1, _] => (rows * keys).sum_dim(3),
-        _ => rows.matmul(keys.swap_dims(2, 3)),
-    }
-}
-
-/// Even and odd rows of `[.., K]`, each `[pairs, 1, K]`.
-fn halves(x: Tensor<3>, pairs: usize) -> [Tensor<3>; 2] {
-    let dim = x.dims()[2];
-    let x = x.reshape([pairs, 2, dim]);
-    [x.clone().slice_dim(1, 0..1), x.slice_dim(1, 1..2)]
-}
-
-/// `[[even, 0], [corner, odd]]` from the diagonal blocks `[2 * pairs, s, s]` and the corner `[pairs, s, s]`.
-fn merge(diagonal: Tensor<3>, corner: Tensor<3>) -> Tensor<3> {
-    let [even, odd] = diagonal_pairs(diagonal);
-    let top = Tensor::cat(vec![even, corner.zeros_like()], 2);
-    let bottom = Tensor::cat(vec![corner, odd], 2);
-    Tensor::cat(vec![top, bottom], 1)
-}
-
-/// `[[X_L, 0], [-X_R A X_L, X_R]]`: block forward substitution. Powers of `A` would lose every digit for nearly
-/// identical keys.
-fn merge_inverse(inverse: Tensor<3>, a: Tensor<3>) -> Tensor<3> {
-    let [even, odd] = diagonal_pairs(inverse.clone());
-    let corner = match a.dims() {
-        [_, 1, 1] => a.neg(),
-        _ => odd.matmul(a).matmul(even).neg(),
-    };
-    merge(inverse, corner)
-}
-
-fn diagonal_pairs(diagonal: Tensor<3>) -> [Tensor<3>; 2] {
-    let [blocks, size, _] = diagonal.dims();
-    let x = diagonal.reshape([blocks / 2, 2, size, size]);
-    [x.clone().slice_dim(1, 0..1).squeeze_dim(1), x.slice_dim(1, 1..2).squeeze_dim(1)]
 }

@@ -2,6 +2,7 @@
 
 mod chunk;
 mod conv;
+mod intra;
 mod norm;
 mod packed;
 mod problem;

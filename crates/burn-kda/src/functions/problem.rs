@@ -1,7 +1,5 @@
 //! What one call of the operator is given and gives back, and the checks before any work.
 
-use std::ops::Range;
-
 use burn::tensor::{DType, Tensor};
 
 use super::packed::{self, check_cu_seqlens};
@@ -84,14 +82,6 @@ pub struct KdaOutput {
     pub final_state: Tensor<4>,
 }
 
-impl KdaOutput {
-    /// Joins outputs along axis `o_axis` and states along axis `state_axis`.
-    pub(crate) fn cat(outputs: Vec<Self>, o_axis: usize, state_axis: usize) -> Self {
-        let (o, states) = outputs.into_iter().map(|output| (output.o, output.final_state)).unzip();
-        Self { o: Tensor::cat(o, o_axis), final_state: Tensor::cat(states, state_axis) }
-    }
-}
-
 /// Sizes of one problem.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Dims {
@@ -129,19 +119,6 @@ impl KdaInput {
             v: self.v.clone().slice_dim(1, rows.clone()),
             g: self.g.clone().slice_dim(1, rows.clone()),
             beta: self.beta.clone().slice_dim(1, rows),
-        }
-    }
-
-    /// Some batch rows and some heads, `heads` of `q` and `k` beside `value_heads` of the rest.
-    pub(crate) fn slice_lanes(&self, rows: Range<usize>, heads: Range<usize>, value_heads: Range<usize>) -> Self {
-        let lanes =
-            |x: &Tensor<4>, heads: &Range<usize>| x.clone().slice_dim(0, rows.clone()).slice_dim(2, heads.clone());
-        Self {
-            q: lanes(&self.q, &heads),
-            k: lanes(&self.k, &heads),
-            v: lanes(&self.v, &value_heads),
-            g: lanes(&self.g, &value_heads),
-            beta: self.beta.clone().slice_dim(0, rows.clone()).slice_dim(2, value_heads.clone()),
         }
     }
 
