@@ -9,8 +9,7 @@ use common::array::{Array, gradient};
 use common::compare::Report;
 use common::fixture::{self, Case, Fixture};
 use common::operator::{CHUNKS, FORMS, Form, Problem};
-use common::pieces::{convolution, gated_norm, l2_norm};
-use common::{layer, platform};
+use common::{layer, pieces, platform};
 
 /// Tests of the operator, one per row of a fixture, and the list of rows for [`every_case_is_tested`].
 macro_rules! operator_rows {
@@ -231,7 +230,7 @@ macro_rules! pieces {
         $(#[test] fn $test() {
             let fixture = Fixture::open($file);
             let mut report = Report::new(concat!($file, "/", $case));
-            $check(&fixture.case($case), &mut report);
+            pieces::$check(&fixture.case($case), &mut report);
             report.finish();
         })*
     };
@@ -294,7 +293,7 @@ mod small_cases {
     macro_rules! small_cases {
         ($($name:ident),* $(,)?) => {$(#[test] fn $name() {
             let mut report = Report::new(concat!("cases/", stringify!($name)));
-            small::problem(stringify!($name)).check(&FORMS, &mut report);
+            small::check(stringify!($name), &mut report);
             report.finish();
         })*};
     }

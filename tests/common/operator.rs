@@ -74,15 +74,16 @@ impl Problem {
             o: case.get("o"),
             final_state: case.get("final_state"),
             gradients,
-            reflecting: case.text("beta_kind") == "near_two" && case.text("key_kind").ends_with("identical"),
+            reflecting: ["double", "near_two"].contains(&case.text("beta_kind"))
+                && case.text("key_kind").ends_with("identical"),
         }
     }
 
     /// The same sequences `times` over in one batch.
     pub fn repeated(mut self, times: usize) -> Self {
-        let Self { q, k, v, g, beta, d_o, d_final_state, o, final_state, .. } = &mut self;
-        let state = self.initial_state.iter_mut();
-        let gradients = self.gradients.iter_mut().map(|(_, gradient)| gradient);
+        let Self { q, k, v, g, beta, d_o, d_final_state, o, final_state, initial_state, gradients, .. } = &mut self;
+        let state = initial_state.iter_mut();
+        let gradients = gradients.iter_mut().map(|(_, gradient)| gradient);
         for array in [q, k, v, g, beta, d_o, d_final_state, o, final_state].into_iter().chain(state).chain(gradients) {
             array.shape[0] *= times;
             array.values = array.values.repeat(times);

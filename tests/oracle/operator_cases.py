@@ -65,7 +65,7 @@ def keys(r, kind, T, H, K):
 
 
 def write_strength(r, kind, T, HV):
-    low, high = {"zero": (0, 0), "one": (1, 1), "unit": (0, 1), "double": (0, 2), "near_two": (1.9, 2)}[kind]
+    low, high = {"zero": (0, 0), "one": (1, 1), "unit": (0, 1), "double": (0, 2), "near_two": (1.85, 1.95)}[kind]
     return r.uniform(low, high, (1, T, HV))
 
 
@@ -144,7 +144,7 @@ def shape_cases():
     yield operator_case("gva3", 41, H=2, HV=6, K=6, V=5, B=2, regime="uniform", why="three value heads per key head, in a batch")
     yield operator_case("gva_all", 33, H=1, HV=4, K=8, V=6, state=False, why="one key head for all value heads")
     yield operator_case("batch", 65, H=2, K=8, V=6, B=2, why="unrelated sequences and states in a batch")
-    yield operator_case("scalar", 21, H=1, K=1, V=1, why="K = V = 1")
+    yield operator_case("scalar", 21, H=3, K=1, V=1, B=2, why="K = V = 1")
     yield operator_case("k1", 21, H=2, K=1, V=9, why="one key channel")
     yield operator_case("v1", 21, H=2, K=9, V=1, why="one value channel")
     yield operator_case("square", 40, H=1, K=64, V=64, why="a head of real size")
@@ -165,16 +165,21 @@ def wy_cases():
 
 def regime_cases():
     two_chunks = 67
+
+    def size(regime, key_kind):
+        # Without decay, 64 random keys in 8 dimensions are nearly dependent, which no shipped head (K = 128) is: more channels there.
+        return dict(K=32, V=8) if regime in ("zero", "tiny") and key_kind == "random" else {}
+
     for regime in REGIMES:
         for key_kind in ("random", "near_identical"):
             yield operator_case(f"{regime}/{key_kind}/unit", two_chunks, regime=regime, key_kind=key_kind, why="beta in (0,1)")
             yield operator_case(f"{regime}/{key_kind}/double", two_chunks, regime=regime, key_kind=key_kind, beta_kind="double", state=False,
-                                why="beta in (0,2): negative eigenvalues")
+                                why="beta in (0,2): negative eigenvalues", **size(regime, key_kind))
     for regime in ("mild", "constant5", "tiny", "zero"):
         for key_kind in ("random", "near_identical"):
-            for beta_kind in ("zero", "one"):
-                yield operator_case(f"{regime}/{key_kind}/{beta_kind}", two_chunks, regime=regime, key_kind=key_kind, beta_kind=beta_kind,
-                                    why="nothing is written" if beta_kind == "zero" else "the old value is erased whole")
+            yield operator_case(f"{regime}/{key_kind}/one", two_chunks, regime=regime, key_kind=key_kind, beta_kind="one",
+                                why="the old value is erased whole", **size(regime, key_kind))
+        yield operator_case(f"{regime}/random/zero", two_chunks, regime=regime, beta_kind="zero", why="nothing is written")
     for regime in ("mild", "constant5", "hard_reset"):
         yield operator_case(f"{regime}/zero_keys", two_chunks, regime=regime, key_kind="zero", why="k = 0: nothing is written or erased")
     for regime in ("mild", "zero"):
