@@ -1,8 +1,8 @@
 //! The decay gate and the write strength: the two numbers that say, per token, how much of the state is kept
 //! and how much of the new value is written.
 
-use burn::config::Config;
 use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
 
 use crate::activation::{sigmoid, softplus};
 use crate::precision;
@@ -11,7 +11,7 @@ use crate::precision;
 const A_LOG_RANGE: (f64, f64) = (-10.0, 20.0);
 
 /// How raw gate values become log decays.
-#[derive(Config, Debug, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum DecayFn {
     /// `g = -exp(A_log) * softplus(z + dt_bias)`, unbounded below: Kimi Linear, eq. 10 and FLA's
     /// `naive_kda_gate`. The exponential stands outside the softplus.

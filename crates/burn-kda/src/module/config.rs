@@ -1,12 +1,13 @@
 use burn::config::Config;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Device;
+use serde::{Deserialize, Serialize};
 
 use super::{GatedRmsNormConfig, KdaModule, ShortConvolutionConfig, init};
 use crate::DecayFn;
 
 /// How the decay gate and the output gate are projected from the hidden state.
-#[derive(Config, Debug, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Projection {
     /// Two matrices whose rank is the value head dim, as in FLA's layer, Kimi Linear and GLM-5.3-Flash.
     HeadRank,
