@@ -74,8 +74,7 @@ impl Problem {
             o: case.get("o"),
             final_state: case.get("final_state"),
             gradients,
-            reflecting: ["double", "near_two"].contains(&case.text("beta_kind"))
-                && case.text("key_kind").ends_with("identical"),
+            reflecting: case.text("beta_kind") == "near_two" && case.text("key_kind").ends_with("identical"),
         }
     }
 

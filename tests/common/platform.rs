@@ -34,8 +34,8 @@ pub fn bar(dtype: DType) -> f64 {
     if dtype == DType::F64 { 1e-13 } else { 1e-6 }
 }
 
-/// The bar where the state need not contract: (nearly) one key for all tokens and beta up to 2, so that tokens
-/// reflect the state and rounding errors stay. A chunk of 64 is at 5e-6 to 1e-5 there in f32, FLA's own at 7e-6.
+/// The bar where the state does not contract: (nearly) one key for all tokens and beta near 2, so that each token
+/// reflects the state and rounding errors stay.
 pub fn reflecting_bar(dtype: DType) -> f64 {
     if dtype == DType::F64 { 1e-13 } else { 1e-5 }
 }

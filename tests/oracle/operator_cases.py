@@ -65,7 +65,7 @@ def keys(r, kind, T, H, K):
 
 
 def write_strength(r, kind, T, HV):
-    low, high = {"zero": (0, 0), "one": (1, 1), "unit": (0, 1), "double": (0, 2), "near_two": (1.85, 1.95)}[kind]
+    low, high = {"zero": (0, 0), "one": (1, 1), "unit": (0, 1), "double": (0, 2), "near_two": (1.9, 2)}[kind]
     return r.uniform(low, high, (1, T, HV))
 
 
