@@ -20,10 +20,14 @@ use super::problem::{self, Dims, KdaInput, KdaOptions, KdaOutput};
 ///
 /// If a shape, a dtype or an option does not fit; the message names the argument.
 pub fn chunk_kda(input: KdaInput, options: KdaOptions) -> KdaOutput {
-    let max = options.chunk_size;
+    let max = options.chunk_size.min(EXACT_ROWS);
     let padded_len = move |len: usize| len.next_multiple_of(chunk_rows(len, max));
     problem::run("chunk_kda", input, options, padded_len, move |input, state, scale| forward(input, state, scale, max))
 }
+
+/// Longer chunks are not faster on a CPU, and in f32 they lose digits where keys nearly repeat and little decays: the
+/// inverse of a chunk grows with its rows (`longer_chunks_are_exact_but_lose_digits`).
+const EXACT_ROWS: usize = 16;
 
 /// A sequence shorter than a chunk gets a smaller one.
 fn chunk_rows(len: usize, max: usize) -> usize {
@@ -134,4 +138,49 @@ fn chunked(x: Tensor<4>, chunk: usize, group: usize) -> Tensor<3> {
 fn materialize<const D: usize, const D2: usize>(x: Tensor<D>, shape: [usize; D2]) -> Tensor<D2> {
     let zero = Tensor::zeros([1; D], (&x.device(), x.dtype()));
     (x + zero).reshape(shape)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Distribution};
+
+    use super::*;
+    use crate::{l2_normalize, recurrent_kda};
+
+    /// Keys within 1 % of one direction, no decay, beta in (0, 2).
+    fn nearly_repeating_keys(device: &Device) -> KdaInput {
+        let normal = |heads, width| {
+            let shape = [1, 260, heads, width];
+            Tensor::<4>::random(shape, Distribution::Normal(0.0, 1.0), (device, DType::F64)).cast(DType::F32)
+        };
+        let one = normal(2, 32).slice_dim(1, 0..1);
+        KdaInput {
+            q: l2_normalize(normal(2, 32)),
+            k: l2_normalize(one + normal(2, 32) * 0.01),
+            v: normal(2, 8),
+            g: normal(2, 32).zeros_like(),
+            beta: crate::write_strength(normal(2, 1).squeeze_dim(3), true),
+        }
+    }
+
+    fn relative_rms(got: Tensor<4>, want: Tensor<4>) -> f64 {
+        let rms = |x: Tensor<4>| x.square().mean().into_scalar::<f64>().sqrt();
+        rms(got.cast(DType::F64) - want.clone()) / rms(want)
+    }
+
+    #[test]
+    fn longer_chunks_are_exact_but_lose_digits() {
+        let device = Device::default();
+        device.seed(3);
+        let input = nearly_repeating_keys(&device);
+        let wide = input.clone().cast(DType::F64);
+        let want = recurrent_kda(wide.clone(), KdaOptions::default().with_scale(1.0)).o;
+        for rows in [1, 2, 4, 8, 16, 32, 64, 128] {
+            let exact = relative_rms(forward(wide.clone(), None, 1.0, rows).o, want.clone());
+            let single = relative_rms(forward(input.clone(), None, 1.0, rows).o, want.clone());
+            println!("chunks of {rows:3} rows: f64 {exact:.1e}, f32 {single:.1e}");
+            assert!(exact <= 1e-13, "f64, {rows} rows: {exact:e}");
+            assert!(rows > EXACT_ROWS || single <= 1e-6, "f32, {rows} rows: {single:e}");
+        }
+    }
 }

@@ -32,8 +32,8 @@ pub struct KdaInput {
 pub struct KdaOptions {
     /// Read scale; none is [`fla_read_scale`] of `K`.
     pub scale: Option<f64>,
-    /// Rows of a chunk, a power of two from 1 to 128. Only [`chunk_kda`](super::chunk_kda) uses it; the result
-    /// does not depend on it beyond rounding.
+    /// Most rows of a chunk, a power of two from 1 to 128, for [`chunk_kda`](super::chunk_kda). The result depends on
+    /// it by rounding only; on plain tensor operations chunks have at most 16 rows, the fastest and the most exact.
     pub chunk_size: usize,
     /// State before the first token, `[B, HV, K, V]` (`[N, HV, K, V]` with `cu_seqlens`), f32 or f64 as the result.
     pub initial_state: Option<Tensor<4>>,
@@ -54,7 +54,7 @@ impl KdaOptions {
         self
     }
 
-    /// Sets the rows of a chunk.
+    /// Sets the most rows of a chunk.
     pub fn with_chunk_size(mut self, chunk_size: usize) -> Self {
         self.chunk_size = chunk_size;
         self
@@ -100,7 +100,7 @@ impl KdaInput {
         Dims { batch, time, heads, value_heads, key_dim, value_dim }
     }
 
-    fn cast(self, dtype: DType) -> Self {
+    pub(crate) fn cast(self, dtype: DType) -> Self {
         Self {
             q: self.q.cast(dtype),
             k: self.k.cast(dtype),

@@ -57,7 +57,8 @@ pub struct KdaConfig {
     /// Epsilon of the output norm.
     #[config(default = 1e-5)]
     pub norm_eps: f64,
-    /// Rows of a chunk in training and prefill, a power of two from 1 to 128.
+    /// Most rows of a chunk in training and prefill, a power of two from 1 to 128; see
+    /// [`KdaOptions::chunk_size`](crate::KdaOptions::chunk_size).
     #[config(default = 64)]
     pub chunk_size: usize,
 }
