@@ -115,7 +115,10 @@ impl Recipe {
         let v = random.normal(value_shape.clone());
         let initial_state = self.state.then(|| random.normal(state_shape.clone()));
         Problem {
-            name: format!("{self:?}"),
+            name: format!(
+                "{:?} keys, {:?} strength, B {batch}, T {time}, H {heads}x{group}, {key_dim}x{value_dim}",
+                self.keys, self.strength,
+            ),
             group: format!("{:?}", self.decay),
             q: unit_rows(random.normal(vec![batch, time, heads, key_dim])),
             k: self.keys(&mut random),
