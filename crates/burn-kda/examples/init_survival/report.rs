@@ -84,7 +84,7 @@ Written by `cargo run --release --example init_survival`; every number below com
 step log-uniform in [0.001, 0.1] per channel. An older burn-kda started every head and channel at `A_log = -3`,
 `dt_bias = 1`. Both train the same byte-level model here, from the same other weights, on the same windows.
 
-- model: d_model {}, {} heads x {}, {} block(s) of KDA and SwiGLU, chunks of {} rows
+- model: d_model {}, {} heads x {}, {} block(s) of KDA and SwiGLU
 - {} steps of {} windows x {} bytes, AdamW, peak learning rate {}, {seeds} seed(s), f32, {device}
 - corpus: this repository's Markdown and Rust, {} bytes to learn, {} held out
 
@@ -97,7 +97,6 @@ step log-uniform in [0.001, 0.1] per channel. An older burn-kda started every he
         kda.num_heads,
         kda.head_dim,
         setup.config.layers,
-        kda.chunk_size,
         setup.steps,
         setup.batch,
         setup.length,

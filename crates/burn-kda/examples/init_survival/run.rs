@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use crate::corpus::{self, Corpus};
+use crate::corpus::Corpus;
 use crate::evaluate::bits_per_byte;
 use crate::initial::{HalfLives, Initial, half_lives};
 use crate::model::{Model, ModelConfig};

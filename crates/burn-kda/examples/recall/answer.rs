@@ -8,6 +8,8 @@ use crate::model::Model;
 
 pub struct Comparison {
     pub compared: usize,
+    /// The answer to every query.
+    pub decoded: Vec<i64>,
     pub equal: usize,
     /// Answers that are right, too.
     pub right: usize,
@@ -32,5 +34,6 @@ pub fn compare(model: &Model, batch: &Batch) -> Comparison {
     let max_logit_difference = (decoded.clone() - chunked.clone()).abs().max().into_scalar::<f64>();
     let (decoded, chunked) = (best(decoded), best(chunked));
     let count = |other: &[i64]| decoded.iter().zip(other).filter(|(a, b)| a == b).count();
-    Comparison { compared: decoded.len(), equal: count(&chunked), right: count(&batch.answers), max_logit_difference }
+    let (equal, right) = (count(&chunked), count(&batch.answers));
+    Comparison { compared: decoded.len(), equal, right, max_logit_difference, decoded }
 }

@@ -24,7 +24,8 @@ pub struct Task {
 
 /// Sequences with their queries.
 pub struct Batch {
-    tokens: Vec<i64>,
+    /// All sequences one after the other.
+    pub tokens: Vec<i64>,
     /// Places of the queries in the flat tokens.
     pub queries: Vec<i64>,
     /// The value each query asks for.
@@ -39,8 +40,24 @@ impl Task {
         Ok(Self { pairs, length, symbols: 64.max(2 * pairs) })
     }
 
+    /// The task with `1 / by` of the pairs and the tokens.
+    pub fn shrunk(&self, by: usize) -> Self {
+        let pairs = (self.pairs / by).max(1);
+        Self { pairs, length: (self.length / by).max(3 * pairs), ..*self }
+    }
+
     pub fn vocab(&self) -> usize {
         2 * self.symbols + NOISE
+    }
+
+    /// A token for the reader.
+    pub fn name(&self, token: i64) -> String {
+        let symbols = self.symbols as i64;
+        match token / symbols {
+            0 => format!("key {token}"),
+            1 => format!("value {}", token - symbols),
+            _ => format!("noise {}", token - 2 * symbols),
+        }
     }
 
     /// Accuracy of answering with any of the values seen in the sequence.

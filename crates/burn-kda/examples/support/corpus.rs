@@ -20,15 +20,13 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// One file.
-    pub fn file(path: &Path) -> Result<Self> {
-        Self::split(&fs::read(path).with_context(|| format!("reading {}", path.display()))?)
-    }
-
-    /// The Markdown and Rust of the repository at `root`, in the order of their paths.
-    pub fn repository(root: &Path) -> Result<Self> {
+    /// One file, or the Markdown and Rust of this repository in the order of their paths.
+    pub fn load(file: Option<&Path>) -> Result<Self> {
         let mut paths = Vec::new();
-        collect(root, &mut paths)?;
+        match file {
+            Some(file) => paths.push(file.to_path_buf()),
+            None => collect(&repository_root()?, &mut paths)?,
+        }
         paths.sort();
         let mut bytes = Vec::new();
         for path in paths {

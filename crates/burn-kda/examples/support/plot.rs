@@ -46,7 +46,15 @@ pub fn write_svg(path: &Path, panels: &[Panel]) -> Result<()> {
                 .label(&series.label)
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
         }
-        chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.3)).draw()?;
+        // The free corner: below a rising curve, above a falling one.
+        let rises = panel.series.iter().filter_map(|series| series.points.last()).any(|&(_, y)| y > y_max / 2.0);
+        let corner = if rises { SeriesLabelPosition::LowerRight } else { SeriesLabelPosition::UpperRight };
+        chart
+            .configure_series_labels()
+            .position(corner)
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK.mix(0.3))
+            .draw()?;
     }
     root.present()?;
     Ok(())

@@ -102,10 +102,7 @@ fn main() -> Result<()> {
     );
     ensure!(args.temperature > 0.0, "--temperature must be positive, got {}", args.temperature);
     ensure!(!args.prompt.is_empty(), "--prompt must not be empty");
-    let corpus = match &args.file {
-        Some(file) => Corpus::file(file)?,
-        None => Corpus::repository(&corpus::repository_root()?)?,
-    };
+    let corpus = Corpus::load(args.file.as_deref())?;
     ensure!(args.length < corpus.train.len(), "--length must be below {}", corpus.train.len());
 
     let plain = device::select(args.device);

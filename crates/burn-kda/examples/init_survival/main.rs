@@ -68,9 +68,9 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    ensure!(args.steps > 0 && args.batch > 0 && args.seeds > 0, "--steps, --batch and --seeds must be positive");
-    let root = corpus::repository_root()?;
-    let corpus = Corpus::repository(&root)?;
+    ensure!(args.steps > 0 && args.batch > 0, "--steps and --batch must be positive");
+    ensure!(args.seeds > 1, "--seeds must be at least 2, or there is no spread to compare with");
+    let corpus = Corpus::load(None)?;
     let device = device::select(args.device);
     let setup = Setup {
         config: ModelConfig::new(corpus::VOCAB, args.layers, KdaConfig::new(512, 8, 64)),
@@ -86,7 +86,10 @@ fn main() -> Result<()> {
             trial.runs.push(run::run(&setup, trial.initial, &corpus, seed, &device)?);
         }
     }
-    let out = args.out.unwrap_or_else(|| root.join("docs/reviews"));
+    let out = match args.out {
+        Some(out) => out,
+        None => corpus::repository_root()?.join("docs/reviews"),
+    };
     report::write(&out, &setup, &corpus, &trials, &format!("{device:?}"))?;
     println!("written: {}", out.join("init-survival.md").display());
     Ok(())
