@@ -41,12 +41,9 @@ fn main() {
     };
     for (name, device) in devices() {
         for shape in [SMALL, LARGE] {
-            let chunk = best(5, || run(chunk_kda, shape, 64, &device));
+            let chunk = best(5, || run(chunk_kda, shape, &device));
             row(name, "chunk".to_string(), shape, chunk);
-            for rows in [16, 32] {
-                row(name, format!("chunk, C = {rows}"), shape, best(3, || run(chunk_kda, shape, rows, &device)));
-            }
-            let recurrent = best(1, || run(recurrent_kda, shape, 64, &device));
+            let recurrent = best(1, || run(recurrent_kda, shape, &device));
             row(name, format!("recurrent, {:.1}x the chunk form's time", recurrent / chunk), shape, recurrent);
         }
         for batch in [1, 8] {
@@ -60,7 +57,7 @@ fn main() {
     for (name, device) in devices() {
         let per_token = [1, 2, 4, 8, 16].map(|k| {
             let time = k * 1024;
-            let seconds = best(3, || run(chunk_kda, (1, time, 8, 64, 64), 64, &device));
+            let seconds = best(3, || run(chunk_kda, (1, time, 8, 64, 64), &device));
             format!("{:.2}", seconds * 1e6 / time as f64)
         });
         println!("| {name} | {} |", per_token.join(" | "));
@@ -88,10 +85,10 @@ fn input((batch, time, heads, key_dim, value_dim): Shape, device: &Device) -> Kd
     }
 }
 
-fn run(form: fn(KdaInput, KdaOptions) -> KdaOutput, shape: Shape, chunk_size: usize, device: &Device) -> f64 {
+fn run(form: fn(KdaInput, KdaOptions) -> KdaOutput, shape: Shape, device: &Device) -> f64 {
     let input = input(shape, device);
     let start = Instant::now();
-    black_box(form(input, KdaOptions::default().with_chunk_size(chunk_size)));
+    black_box(form(input, KdaOptions::default()));
     start.elapsed().as_secs_f64()
 }
 

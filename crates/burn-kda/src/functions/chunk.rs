@@ -20,7 +20,8 @@ use super::problem::{self, Dims, KdaInput, KdaOptions, KdaOutput};
 ///
 /// If a shape, a dtype or an option does not fit; the message names the argument.
 pub fn chunk_kda(input: KdaInput, options: KdaOptions) -> KdaOutput {
-    let max = options.chunk_size.min(EXACT_ROWS);
+    let exact = if input.q.device().is_autodiff() { EXACT_ROWS_WITH_GRADIENT } else { EXACT_ROWS };
+    let max = options.chunk_size.min(exact);
     let padded_len = move |len: usize| len.next_multiple_of(chunk_rows(len, max));
     problem::run("chunk_kda", input, options, padded_len, move |input, state, scale| forward(input, state, scale, max))
 }
@@ -28,6 +29,9 @@ pub fn chunk_kda(input: KdaInput, options: KdaOptions) -> KdaOutput {
 /// Longer chunks are not faster on a CPU, and in f32 they lose digits where keys nearly repeat and little decays: the
 /// inverse of a chunk grows with its rows (`longer_chunks_are_exact_but_lose_digits`).
 const EXACT_ROWS: usize = 16;
+
+/// The gradient passes the inverse twice and loses twice as much.
+const EXACT_ROWS_WITH_GRADIENT: usize = 8;
 
 /// A sequence shorter than a chunk gets a smaller one.
 fn chunk_rows(len: usize, max: usize) -> usize {
@@ -106,11 +110,11 @@ fn scan(intra: Intra, v: Tensor<3>, mut state: Option<Tensor<3>>, chunks: usize)
             }
             None => (None, value),
         };
-        let write = at(&intra.write).matmul(error);
+        let write = at(&intra.inverse).matmul(error * at(&intra.beta));
         let o = at(&intra.scores).matmul(write.clone());
         let written = at(&intra.k_to_end).swap_dims(1, 2).matmul(write);
         state = Some(match state.take() {
-            Some(state) => state * at(&intra.decay) + written,
+            Some(state) => intra.decay.slice(of_chunk.clone()).apply(state) + written,
             None => written,
         });
         match read {

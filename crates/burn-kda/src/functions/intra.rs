@@ -8,6 +8,8 @@
 
 use burn::tensor::Tensor;
 
+use super::decay::Decay;
+
 /// The two halves of a stacked pair.
 pub(super) fn unstack(x: Tensor<4>) -> [Tensor<3>; 2] {
     [x.clone().slice_dim(0, 0..1).squeeze_dim(0), x.slice_dim(0, 1..2).squeeze_dim(0)]
@@ -17,14 +19,16 @@ pub(super) fn unstack(x: Tensor<4>) -> [Tensor<3>; 2] {
 pub(super) struct Intra {
     /// `A_qk[i, j] = sum_d q_i k_j exp(G_i - G_j)`, `i >= j`: `[M, C, C]`.
     pub scores: Tensor<3>,
-    /// `(I + A_kk)^-1 diag(beta)`: from prediction errors to writes, `[M, C, C]`.
-    pub write: Tensor<3>,
+    /// `(I + A_kk)^-1`: from prediction errors times `beta` to writes, `[M, C, C]`.
+    pub inverse: Tensor<3>,
+    /// `[M, C, 1]`.
+    pub beta: Tensor<3>,
     /// `q exp(G)` and `k exp(G)`: `[2, M, C, K]`.
     pub qk_from_start: Tensor<4>,
     /// `k exp(G_C - G)`: `[M, C, K]`.
     pub k_to_end: Tensor<3>,
     /// `exp(G_C)`: `[M, K, 1]`.
-    pub decay: Tensor<3>,
+    pub decay: Decay<3>,
 }
 
 impl Intra {
@@ -55,23 +59,26 @@ impl Intra {
 
             // Carry the right rows over the left block, and the left keys over the right one.
             let [over_left, over_right] = halves(decay, pairs);
+            let product = over_left.clone() * over_right.clone();
             let rows = from_start.reshape([2, 2 * pairs, size, dim]);
             from_start = rows * (over_left * odd.clone() + even.clone()).reshape([1, 2 * pairs, 1, dim]);
             let keys = k_to_end.reshape([2 * pairs, size, dim]);
             k_to_end = keys * (over_right * even.clone() + odd.clone()).reshape([2 * pairs, 1, dim]);
 
             // The decay of a block is the exponential of a fresh sum, so its rounding does not grow with the block.
+            // A sum past 1 has lost digits after the point, which the product of the halves has not.
             let [left, right] = halves(log_decay, pairs);
             log_decay = left + right;
-            decay = log_decay.clone().exp();
+            decay = log_decay.clone().exp().mask_where(log_decay.clone().lower_elem(-1.0), product);
             size *= 2;
         }
         Self {
             scores,
-            write: inverse * beta.swap_dims(1, 2),
+            inverse,
+            beta,
             qk_from_start: from_start.reshape([2, m, c, dim]),
             k_to_end: k_to_end.reshape([m, c, dim]),
-            decay: decay.reshape([m, dim, 1]),
+            decay: Decay::new(log_decay.reshape([m, dim, 1]), decay.reshape([m, dim, 1])),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod chunk;
 mod conv;
+mod decay;
 mod intra;
 mod norm;
 mod packed;

@@ -2,6 +2,8 @@
 
 use burn::tensor::Tensor;
 
+use super::decay::Decay;
+
 /// One decoding step: decay, delta write, read (FLA's `naive_recurrent_kda`, loop body).
 ///
 /// ```text
@@ -55,7 +57,7 @@ pub(crate) fn update(
 ) -> (Tensor<3>, Tensor<4>) {
     let row = |x: Tensor<3>| x.unsqueeze_dim::<4>(2);
     let column = |x: Tensor<3>| x.unsqueeze_dim::<4>(3);
-    let state = state * column(g.exp());
+    let state = Decay::new(column(g.clone()), column(g.exp())).apply(state);
     let error = row(v) - row(k.clone()).matmul(state.clone());
     let state = state + column(k) * (error * column(beta.unsqueeze_dim(2)));
     let o = row(q).matmul(state.clone()).squeeze_dim(2) * scale;
