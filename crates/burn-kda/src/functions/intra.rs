@@ -36,8 +36,8 @@ impl Intra {
     pub fn new(qk: Tensor<4>, g: Tensor<3>, beta: Tensor<3>) -> Self {
         let [_, m, c, dim] = qk.dims();
         let options = (&qk.device(), qk.dtype());
-        let even = Tensor::<1>::from_data([1.0, 0.0], options.clone()).reshape([1, 2, 1]);
-        let odd = Tensor::<1>::from_data([0.0, 1.0], options.clone()).reshape([1, 2, 1]);
+        let even = Tensor::<1>::from_data([1.0, 0.0], options).reshape([1, 2, 1]);
+        let odd = Tensor::<1>::from_data([0.0, 1.0], options).reshape([1, 2, 1]);
 
         let [q, k] = unstack(qk.clone());
         let mut scores = (q * k.clone()).sum_dim(2).reshape([m * c, 1, 1]);
