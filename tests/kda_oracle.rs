@@ -206,12 +206,12 @@ fn kimi_k3_sigmoid_decay_matches_fla_reference() {
 
 #[test]
 fn softplus_decay_over_the_whole_range() {
-    gates("softplus", &["wide"]);
+    gates("softplus", &["wide", "low", "high"]);
 }
 
 #[test]
 fn sigmoid_decay_over_the_whole_range() {
-    gates("sigmoid", &["wide"]);
+    gates("sigmoid", &["wide", "low"]);
 }
 
 #[test]

@@ -88,7 +88,7 @@ mutant sigmoid_gate_ignores_the_bound gate.rs \
 mutant write_strength_not_doubled gate.rs \
     'if allow_neg_eigval { beta * 2.0 } else { beta }' 'if allow_neg_eigval { beta * 1.0 } else { beta }'
 mutant softplus_through_log_of_one_plus_exp activation.rs \
-    'x - negative + decayed.log1p()' '(x.exp() + 1.0).log() + (negative + decayed) * 0.0'
+    'x.mask_fill(negative, 0.0) + decayed.log1p()' '(x.exp() + 1.0).log() + (decayed * 0.0).mask_fill(negative, 0.0)'
 
 # The read scale.
 mutant read_scale_one functions/problem.rs \
@@ -110,18 +110,18 @@ mutant step_erases_without_beta functions/step.rs \
     functions/step.rs \
     '(error * column(beta.unsqueeze_dim(2)))' 'error'
 mutant step_decays_after_the_write functions/step.rs \
-    'let state = state * column(g.exp());' 'let decay = column(g.exp());' \
+    'let state = Decay::new(column(g.clone()), column(g.exp())).apply(state);' 'let decay = Decay::new(column(g.clone()), column(g.exp()));' \
     functions/step.rs \
     '* (error * column(beta.unsqueeze_dim(2)));' '* (error * column(beta.unsqueeze_dim(2)));
-    let state = state * decay;'
+    let state = decay.apply(state);'
 mutant chunk_first_row_does_not_decay functions/intra.rs \
     'qk * decay.clone().unsqueeze_dim(0)' 'qk + decay.clone().unsqueeze_dim(0) * 0.0'
 mutant chunk_write_does_not_decay functions/intra.rs \
     'keys * (over_right * even.clone()' 'keys * (over_right.ones_like() * even.clone()'
 mutant chunk_state_does_not_decay functions/chunk.rs \
-    'Some(state) => state * at(&intra.decay) + written,' 'Some(state) => state + written,'
+    'intra.decay.slice(of_chunk.clone()).apply(state) + written' 'state + written'
 mutant decay_as_a_quotient_of_exponentials functions/intra.rs \
-    'decay = log_decay.clone().exp();' 'decay = (log_decay.clone() * 2.0).exp() / log_decay.clone().exp();'
+    'log_decay.clone().exp().mask_where(log_decay.clone().lower_elem(-1.0), product);' '((log_decay.clone() * 2.0).exp() + product * 0.0) / log_decay.clone().exp();'
 mutant inverse_without_its_left_factor functions/intra.rs \
     'odd.matmul(a).matmul(even).neg()' '(odd.matmul(a) + even * 0.0).neg()'
 mutant inverse_to_first_order functions/intra.rs \

@@ -253,4 +253,8 @@ def gate_cases(fla, report):
     clamped = "A_log is clamped to [-10, 20] (FLA does not clamp: this is its gate at the clamped value, through torch's clamp)"
     add("softplus_clamp", clamped, normal, beyond, bias, clamp=True)
     add("sigmoid_clamp", clamped, normal, beyond, bias, -5.0, clamp=True)
+    # Whole heads far out, where nothing larger hides them: log(1 + exp(z)) is 0 in float32 below -17 and overflows above 88.
+    add("softplus_low", "z from -30 to -18 in every entry", r.uniform(-30, -18, normal.shape), heads, None)
+    add("softplus_high", "z from 90 to 200 in every entry", r.uniform(90, 200, normal.shape), heads, None)
+    add("sigmoid_low", "z from -30 to -18 in every entry: g is 1e-8 and less, not 0", r.uniform(-30, -18, normal.shape), None, None, -5.0)
     return tensors, meta
