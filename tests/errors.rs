@@ -165,12 +165,13 @@ fn step() {
     let call = |(state, q, k, v, g, beta): Arguments, scale| drop(kda_step(state, q, k, v, g, beta, scale));
     assert_eq!(message(|| call(right(), 1.0)), None, "the right call");
 
-    let changed = |change: &dyn Fn(&mut Arguments)| {
+    type Change<'a> = &'a dyn Fn(&mut Arguments);
+    let changed = |change: Change| {
         let mut arguments = right();
         change(&mut arguments);
         arguments
     };
-    let rows: [(&str, &str, &dyn Fn(&mut Arguments)); 11] = [
+    let rows: [(&str, &str, Change); 11] = [
         ("state V-first", "initial_state", &|x| x.0 = zeros([B, HV, V, K])),
         ("state per head of q", "initial_state", &|x| x.0 = zeros([B, H, K, V])),
         ("state of one row", "initial_state", &|x| x.0 = zeros([1, HV, K, V])),
