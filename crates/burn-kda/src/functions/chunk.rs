@@ -57,8 +57,12 @@ fn forward(input: KdaInput, state: Option<Tensor<4>>, scale: f64, max_chunk: usi
         forward_segment(input.pad_time(span.len().next_multiple_of(chunk)), &mut states, tile, chunk)
     });
     let states = states.into_iter().map(|state| state.expect("T >= 1")).collect();
+    let padded = time.next_multiple_of(chunk);
+    let o = Tensor::cat(outputs, 1).reshape([batch, padded, value_heads * value_dim]).slice_dim(1, 0..time) * scale;
     KdaOutput {
-        o: Tensor::cat(outputs, 1).slice_dim(1, 0..time) * scale,
+        // Reshaped last: a slice leaves a batch of one with a stride of 0 on NdArray, whose sums over such a tensor go
+        // another way round, so that a sequence alone would differ from the same one in a batch in the last bit.
+        o: o.reshape([batch, time, value_heads, value_dim]),
         final_state: Tensor::cat(states, 0).reshape([batch, value_heads, key_dim, value_dim]),
     }
 }

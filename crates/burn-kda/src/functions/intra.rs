@@ -40,7 +40,7 @@ impl Intra {
         let odd = Tensor::<1>::from_data([0.0, 1.0], options).reshape([1, 2, 1]);
 
         let [q, k] = unstack(qk.clone());
-        let mut scores = (q * k.clone()).sum_dim(2).reshape([m * c, 1, 1]);
+        let mut scores = row_sums(q * k.clone()).reshape([m * c, 1, 1]);
         let mut inverse = Tensor::ones([m * c, 1, 1], options);
         let mut decay = g.clone().exp();
         let mut log_decay = g;
@@ -87,9 +87,16 @@ impl Intra {
 fn scores_between(rows: Tensor<4>, keys: Tensor<4>) -> Tensor<4> {
     match rows.dims() {
         // A product of single rows: the call of a matrix product would cost more than the product.
-        [.., 1, _] => (rows * keys).sum_dim(3),
+        [_, pairs, 1, _] => row_sums(rows * keys).reshape([2, pairs, 1, 1]),
         _ => rows.matmul(keys.swap_dims(2, 3)),
     }
+}
+
+/// Sums over the last axis, `[rows, 1]`. On two axes: NdArray sums another way round, so to another last bit, where a
+/// slice has left an axis of one with a stride of 0.
+fn row_sums<const D: usize>(x: Tensor<D>) -> Tensor<2> {
+    let width = x.dims()[D - 1];
+    x.reshape([-1, width as i64]).sum_dim(1)
 }
 
 /// Even and odd rows of `[.., K]`, each `[pairs, 1, K]`.
