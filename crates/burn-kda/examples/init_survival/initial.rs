@@ -44,6 +44,8 @@ pub struct HalfLives {
     pub median: f64,
     pub p95: f64,
     pub longest: f64,
+    /// Share of half-lives longer than a window.
+    pub beyond_window: f64,
 }
 
 /// A channel with log decay `g` per token halves in `ln 2 / -g` tokens. Measured in the first block.
@@ -62,5 +64,13 @@ pub fn half_lives(model: &Model, tokens: Tensor<2, Int>) -> HalfLives {
     let mut lives: Vec<f64> = g.into_data().iter::<f64>().map(|g| std::f64::consts::LN_2 / -g).collect();
     lives.sort_unstable_by(f64::total_cmp);
     let at = |share: f64| lives[((lives.len() - 1) as f64 * share).round() as usize];
-    HalfLives { shortest: at(0.0), p05: at(0.05), median: at(0.5), p95: at(0.95), longest: at(1.0) }
+    let beyond = lives.iter().filter(|&&life| life > time as f64).count();
+    HalfLives {
+        shortest: at(0.0),
+        p05: at(0.05),
+        median: at(0.5),
+        p95: at(0.95),
+        longest: at(1.0),
+        beyond_window: beyond as f64 / lives.len() as f64,
+    }
 }

@@ -15,7 +15,7 @@ use crate::progress::Progress;
 use crate::train::Trainer;
 
 /// Held-out bytes that are read for the bits per byte.
-const HELD_OUT: usize = 1 << 13;
+pub const HELD_OUT: usize = 1 << 13;
 
 pub struct Setup {
     pub config: ModelConfig,
