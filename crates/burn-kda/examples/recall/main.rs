@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo run --release --example recall
-//! cargo run --release --example recall -- --gate sigmoid --pairs 32 --length 128 --device ndarray
+//! cargo run --release --example recall -- --gate sigmoid --pairs 32 --length 128
 //! ```
 //!
 //! Fails unless held-out accuracy is at least 99 % and every decoded answer equals the chunked one.
@@ -152,9 +152,9 @@ fn main() -> Result<ExitCode> {
         answers.right, answers.compared, answers.equal, answers.compared, answers.max_logit_difference
     );
 
-    let asked = held_out.queries.iter().take(3).map(|&place| held_out.tokens[place as usize]);
-    for (key, answer) in asked.zip(&answers.decoded) {
-        println!("  asked for {}, it answers {}", task.name(key), task.name(*answer));
+    let asked = held_out.queries.iter().map(|&place| held_out.tokens[place as usize]);
+    for ((key, value), answer) in asked.zip(&held_out.answers).zip(&answers.decoded).take(3) {
+        println!("  {} came with {}; asked for it: {}", task.name(key), task.name(*value), task.name(*answer));
     }
 
     let mut failures = Vec::new();
