@@ -129,8 +129,9 @@ impl Recipe {
             initial_state,
             v,
             gradients: Vec::new(),
+            // Keys of one channel are one key, up to its sign.
             reflecting: self.strength == Strength::NearTwo
-                && matches!(self.keys, Keys::Identical | Keys::NearIdentical),
+                && (key_dim == 1 || matches!(self.keys, Keys::Identical | Keys::NearIdentical)),
         }
         .solved()
     }
