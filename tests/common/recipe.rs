@@ -129,9 +129,8 @@ impl Recipe {
             initial_state,
             v,
             gradients: Vec::new(),
-            // Keys of one channel are one key, up to its sign.
             reflecting: self.strength == Strength::NearTwo
-                && (key_dim == 1 || matches!(self.keys, Keys::Identical | Keys::NearIdentical)),
+                && matches!(self.keys, Keys::Identical | Keys::NearIdentical),
         }
         .solved()
     }
