@@ -60,6 +60,10 @@ pub enum Strength {
     NearTwo,
 }
 
+impl Strength {
+    pub const ALL: [Self; 5] = [Self::Zero, Self::One, Self::Single, Self::Double, Self::NearTwo];
+}
+
 #[derive(Debug, Clone)]
 pub struct Recipe {
     pub batch: usize,
