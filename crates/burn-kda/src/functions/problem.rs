@@ -184,11 +184,8 @@ impl KdaInput {
     }
 }
 
-/// One way to compute a plain batch in f32 or f64: inputs, initial state, read scale. `T >= 1`.
-pub(crate) trait Form: Fn(KdaInput, Option<Tensor<4>>, f64) -> KdaOutput {}
-impl<F: Fn(KdaInput, Option<Tensor<4>>, f64) -> KdaOutput> Form for F {}
-
-/// Checks the call, fixes the dtype, handles empty and packed inputs, and leaves the arithmetic to `form`.
+/// Checks the call, fixes the dtype, handles empty and packed inputs, and leaves the arithmetic to `form`: one way to
+/// compute a plain batch in f32 or f64 from inputs, initial state and read scale, with `T >= 1`.
 ///
 /// `padded_len` is the length `form` works on for a sequence of a given length; packed sequences of one padded
 /// length run as one batch.
@@ -197,7 +194,7 @@ pub(crate) fn run(
     input: KdaInput,
     options: KdaOptions,
     padded_len: impl Fn(usize) -> usize,
-    form: impl Form,
+    form: impl Fn(KdaInput, Option<Tensor<4>>, f64) -> KdaOutput,
 ) -> KdaOutput {
     let dims = input.check(function, &options);
     let scale = options.scale.unwrap_or_else(|| fla_read_scale(dims.key_dim));
