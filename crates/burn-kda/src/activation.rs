@@ -16,8 +16,11 @@ fn split<const D: usize>(x: Tensor<D>) -> (Tensor<D, Bool>, Tensor<D>) {
 /// `1 / (1 + exp(-x))`
 pub(crate) fn sigmoid<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let (negative, decayed) = split(x);
-    let numerator = decayed.ones_like().mask_where(negative, decayed.clone());
-    numerator / (decayed + 1.0)
+    let upper = (decayed.clone() + 1.0).recip();
+    // `1 - upper` for x < 0: its gradient is a product, while that of its value, a quotient, would be a difference.
+    let constant = upper.clone().detach();
+    let lower = decayed.detach() * constant.clone() + (constant - upper.clone());
+    upper.mask_where(negative, lower)
 }
 
 /// `x * sigmoid(x)`

@@ -38,9 +38,12 @@
 //! and options panic before any work and name the argument.
 
 mod activation;
+mod backends;
 mod functions;
 mod gate;
 mod module;
+mod ops;
+mod plain;
 mod precision;
 
 pub use functions::{
@@ -52,3 +55,4 @@ pub use module::{
     ConvState, GatedRmsNorm, GatedRmsNormConfig, KdaConfig, KdaModule, KdaState, Projection, ShortConvolution,
     ShortConvolutionConfig, StateError,
 };
+pub use ops::{KdaOps, KdaTensors, MaybeTensor, TensorBridge};

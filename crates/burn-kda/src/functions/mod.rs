@@ -2,8 +2,6 @@
 
 mod chunk;
 mod conv;
-mod decay;
-mod intra;
 mod norm;
 mod packed;
 mod problem;
@@ -13,7 +11,8 @@ mod step;
 pub use chunk::chunk_kda;
 pub use conv::{ConvOutput, short_convolution};
 pub use norm::{gated_rms_norm, l2_normalize};
-pub(crate) use packed::check_cu_seqlens;
+pub(crate) use packed::{check_cu_seqlens, pad_time};
+pub(crate) use problem::Dims;
 pub use problem::{KdaInput, KdaOptions, KdaOutput, fla_read_scale};
 pub use recurrent::recurrent_kda;
 pub use step::kda_step;

@@ -18,19 +18,18 @@ pub(crate) fn check_cu_seqlens(function: &str, bounds: &[usize], time: usize) {
 
 /// Runs each sequence of a packed batch from its own state.
 ///
-/// Sequences that `form` pads to one length run together, padded with rows that change nothing
-/// (`k = 0`, `beta = 0`, `g = 0`), so a call costs one batch per distinct padded length.
+/// Sequences whose lengths round up to one number run together, padded with rows that change nothing
+/// (`k = 0`, `beta = 0`, `g = 0`), so a call costs one batch per distinct rounded length.
 pub(crate) fn run(
     input: KdaInput,
     states: Option<Tensor<4>>,
     bounds: &[usize],
-    padded_len: impl Fn(usize) -> usize,
     form: impl Fn(KdaInput, Option<Tensor<4>>) -> KdaOutput,
 ) -> KdaOutput {
     let spans: Vec<_> = bounds.windows(2).map(|pair| (pair[0], pair[1])).collect();
     let mut batches = BTreeMap::<usize, Vec<usize>>::new();
     for (n, (start, end)) in spans.iter().enumerate() {
-        batches.entry(padded_len(end - start)).or_default().push(n);
+        batches.entry(rounded_len(end - start)).or_default().push(n);
     }
 
     let mut outputs = vec![None; spans.len()];
@@ -52,6 +51,11 @@ pub(crate) fn run(
         o: Tensor::cat(outputs.into_iter().flatten().collect(), 1),
         final_state: Tensor::cat(finals.into_iter().flatten().collect(), 0),
     }
+}
+
+/// The next multiple of 16, or power of two for short sequences: few batches, little padding.
+fn rounded_len(len: usize) -> usize {
+    len.next_multiple_of(len.next_power_of_two().min(16))
 }
 
 impl KdaInput {
@@ -78,7 +82,8 @@ impl KdaInput {
     }
 }
 
-fn pad_time<const D: usize>(x: Tensor<D>, len: usize) -> Tensor<D> {
+/// Appends zeros until the time axis, the second, has `len` rows.
+pub(crate) fn pad_time<const D: usize>(x: Tensor<D>, len: usize) -> Tensor<D> {
     let mut shape = x.dims();
     if shape[1] == len {
         return x;

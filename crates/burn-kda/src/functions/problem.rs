@@ -33,8 +33,8 @@ pub struct KdaOptions {
     /// Read scale; none is [`fla_read_scale`] of `K`.
     pub scale: Option<f64>,
     /// Most rows of a chunk, a power of two from 1 to 128, for [`chunk_kda`](super::chunk_kda). The result depends on
-    /// it by rounding only; on plain tensor operations chunks have at most 16 rows (4 where gradients are recorded), to
-    /// stay within the error bars for nearly dependent keys.
+    /// it by rounding only; on plain tensor operations chunks have at most 16 rows, to stay within the error bars for
+    /// nearly dependent keys.
     pub chunk_size: usize,
     /// State before the first token, `[B, HV, K, V]` (`[N, HV, K, V]` with `cu_seqlens`), f32 or f64 as the result.
     pub initial_state: Option<Tensor<4>>,
@@ -92,6 +92,13 @@ pub(crate) struct Dims {
     pub value_heads: usize,
     pub key_dim: usize,
     pub value_dim: usize,
+}
+
+impl Dims {
+    /// Value heads of all batch rows: independent recurrences.
+    pub fn lanes(&self) -> usize {
+        self.batch * self.value_heads
+    }
 }
 
 impl KdaInput {
@@ -185,15 +192,11 @@ impl KdaInput {
 }
 
 /// Checks the call, fixes the dtype, handles empty and packed inputs, and leaves the arithmetic to `form`: one way to
-/// compute a plain batch in f32 or f64 from inputs, initial state and read scale, with `T >= 1`.
-///
-/// `padded_len` is the length `form` works on for a sequence of a given length; packed sequences of one padded
-/// length run as one batch.
+/// compute a plain batch in f32 or f64 from inputs, initial state and read scale, with `B >= 1` and `T >= 1`.
 pub(crate) fn run(
     function: &str,
     input: KdaInput,
     options: KdaOptions,
-    padded_len: impl Fn(usize) -> usize,
     form: impl Fn(KdaInput, Option<Tensor<4>>, f64) -> KdaOutput,
 ) -> KdaOutput {
     let dims = input.check(function, &options);
@@ -206,7 +209,7 @@ pub(crate) fn run(
         _ => form(input, state, scale),
     };
     let output = match options.cu_seqlens {
-        Some(bounds) => packed::run(input, options.initial_state, &bounds, padded_len, form),
+        Some(bounds) => packed::run(input, options.initial_state, &bounds, form),
         None => form(input, options.initial_state),
     };
     KdaOutput { o: output.o.cast(dtype), final_state: output.final_state }

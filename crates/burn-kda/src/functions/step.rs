@@ -2,8 +2,6 @@
 
 use burn::tensor::Tensor;
 
-use super::decay::Decay;
-
 /// One decoding step: decay, delta write, read (FLA's `naive_recurrent_kda`, loop body).
 ///
 /// ```text
@@ -41,25 +39,4 @@ pub fn kda_step(
     let options = super::KdaOptions::default().with_scale(scale).with_initial_state(state);
     let output = super::recurrent::named("kda_step", input, options);
     (output.o.squeeze_dim(1), output.final_state)
-}
-
-/// The update of [`kda_step`] on checked f32 or f64 tensors, `q` and `k` already at value heads.
-///
-/// `state`: `[B, HV, K, V]`; `q`, `k`, `g`: `[B, HV, K]`; `v`: `[B, HV, V]`; `beta`: `[B, HV]`.
-pub(crate) fn update(
-    state: Tensor<4>,
-    q: Tensor<3>,
-    k: Tensor<3>,
-    v: Tensor<3>,
-    g: Tensor<3>,
-    beta: Tensor<2>,
-    scale: f64,
-) -> (Tensor<3>, Tensor<4>) {
-    let row = |x: Tensor<3>| x.unsqueeze_dim::<4>(2);
-    let column = |x: Tensor<3>| x.unsqueeze_dim::<4>(3);
-    let state = Decay::new(column(g.clone()), column(g.exp())).apply(state);
-    let error = row(v) - row(k.clone()).matmul(state.clone());
-    let state = state + column(k) * (error * column(beta.unsqueeze_dim(2)));
-    let o = row(q).matmul(state.clone()).squeeze_dim(2) * scale;
-    (o, state)
 }

@@ -10,6 +10,7 @@ use burn::tensor::Tensor;
 const SLOW: f64 = -0.5;
 
 /// `diag(exp(g))` as `kept + change`: `1 + (exp(g) - 1)` for slow channels, `0 + exp(g)` for fast ones.
+#[derive(Clone)]
 pub(super) struct Decay<const D: usize> {
     kept: Tensor<D>,
     change: Tensor<D>,
@@ -29,10 +30,13 @@ impl<const D: usize> Decay<D> {
     pub fn apply(self, state: Tensor<D>) -> Tensor<D> {
         state.clone() * self.kept + state * self.change
     }
-}
 
-impl Decay<3> {
-    /// The blocks `rows` of the leading axis.
+    /// `exp(g)`.
+    pub fn exp_g(self) -> Tensor<D> {
+        self.kept + self.change
+    }
+
+    /// The rows `rows` of the leading axis.
     pub fn slice(&self, rows: std::ops::Range<usize>) -> Self {
         Self { kept: self.kept.clone().slice_dim(0, rows.clone()), change: self.change.clone().slice_dim(0, rows) }
     }

@@ -1,0 +1,216 @@
+//! What a backend may accelerate, and nothing else.
+#![allow(deprecated)] // Burn's NdArray, in favour of Flex; this crate supports both.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, DispatchTensorKind, ExtensionType, backend_extension};
+use burn::tensor::Tensor;
+
+use crate::functions::{KdaInput, KdaOutput};
+use crate::plain;
+
+/// The inputs of the operator as primitives of one backend: f32 or f64, shapes as [`KdaInput`], `B >= 1`, `T >= 1`.
+#[derive(Debug, Clone, ExtensionType)]
+pub struct KdaTensors<B: Backend> {
+    /// `[B, T, H, K]`
+    pub q: FloatTensor<B>,
+    /// `[B, T, H, K]`
+    pub k: FloatTensor<B>,
+    /// `[B, T, HV, V]`
+    pub v: FloatTensor<B>,
+    /// `[B, T, HV, K]`
+    pub g: FloatTensor<B>,
+    /// `[B, T, HV]`
+    pub beta: FloatTensor<B>,
+}
+
+/// A tensor that may be missing: `Option` in a form the backend extension can take apart.
+#[derive(Debug, Clone, ExtensionType)]
+pub enum MaybeTensor<B: Backend> {
+    /// There is one.
+    Some(FloatTensor<B>),
+    /// There is none.
+    None,
+}
+
+/// Primitives of a backend as [`Tensor`]s, and back: what lets the default bodies of [`KdaOps`] be written once.
+pub trait TensorBridge: Backend {
+    /// Wraps a primitive.
+    fn tensor<const D: usize>(primitive: FloatTensor<Self>) -> Tensor<D>;
+
+    /// Unwraps a tensor of this backend.
+    fn primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Self>;
+}
+
+/// The operator as a backend extension. The default bodies are the plain tensor algorithm, so a backend that
+/// accelerates nothing needs one empty `impl`. States are `[B, HV, K, V]`.
+///
+/// Called by [`chunk_kda`](crate::chunk_kda) and [`recurrent_kda`](crate::recurrent_kda), which check the call.
+#[backend_extension(
+    NdArray: cfg(feature = "ndarray"),
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(any(
+        feature = "cuda",
+        feature = "rocm",
+        feature = "metal",
+        feature = "vulkan",
+        feature = "wgpu",
+        feature = "webgpu",
+        feature = "cpu",
+    )),
+    Autodiff: cfg(feature = "autodiff"),
+)]
+pub trait KdaOps: TensorBridge {
+    /// The chunked form: output `[B, T, HV, V]`, final state and, with `keep_states`, what [`kda_backward`] can use
+    /// instead of running the forward pass again; the layout is the backend's own.
+    ///
+    /// [`kda_backward`]: Self::kda_backward
+    fn kda_chunk(
+        #[extension_type] inputs: KdaTensors<Self>,
+        #[extension_type] initial_state: MaybeTensor<Self>,
+        scale: f64,
+        chunk_size: usize,
+        keep_states: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
+        let initial_state = initial_state.tensor();
+        let (output, states) = plain::chunk_forward(inputs.tensors(), initial_state, scale, chunk_size, keep_states);
+        (Self::primitive(output.o), Self::primitive(output.final_state), MaybeTensor::of(states))
+    }
+
+    /// The recurrent form: output and final state.
+    fn kda_recurrent(
+        #[extension_type] inputs: KdaTensors<Self>,
+        #[extension_type] initial_state: MaybeTensor<Self>,
+        scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let output = plain::recurrence(inputs.tensors(), initial_state.tensor(), scale);
+        (Self::primitive(output.o), Self::primitive(output.final_state))
+    }
+
+    /// Gradients of the inputs and of the initial state, if there is one, from the cotangents of output and final
+    /// state; a missing cotangent is zero. `states` is what [`kda_chunk`](Self::kda_chunk) kept, if it ran.
+    #[allow(clippy::too_many_arguments)]
+    fn kda_backward(
+        #[extension_type] inputs: KdaTensors<Self>,
+        #[extension_type] initial_state: MaybeTensor<Self>,
+        #[extension_type] states: MaybeTensor<Self>,
+        #[extension_type] d_o: MaybeTensor<Self>,
+        #[extension_type] d_final_state: MaybeTensor<Self>,
+        scale: f64,
+        chunk_size: usize,
+    ) -> (KdaTensors<Self>, MaybeTensor<Self>) {
+        let cotangents = plain::Cotangents { o: d_o.tensor(), final_state: d_final_state.tensor() };
+        let (gradients, d_initial_state) = plain::chunk_backward(
+            inputs.tensors(),
+            initial_state.tensor(),
+            states.tensor(),
+            cotangents,
+            scale,
+            chunk_size,
+        );
+        (KdaTensors::of(gradients), MaybeTensor::of(d_initial_state))
+    }
+}
+
+impl<B: Backend> MaybeTensor<B> {
+    pub(crate) fn into_option(self) -> Option<FloatTensor<B>> {
+        match self {
+            Self::Some(tensor) => Some(tensor),
+            Self::None => None,
+        }
+    }
+}
+
+impl<B: Backend> From<Option<FloatTensor<B>>> for MaybeTensor<B> {
+    fn from(tensor: Option<FloatTensor<B>>) -> Self {
+        tensor.map_or(Self::None, Self::Some)
+    }
+}
+
+impl<B: TensorBridge> MaybeTensor<B> {
+    pub(crate) fn of<const D: usize>(tensor: Option<Tensor<D>>) -> Self {
+        tensor.map(B::primitive).into()
+    }
+
+    pub(crate) fn tensor<const D: usize>(self) -> Option<Tensor<D>> {
+        self.into_option().map(B::tensor)
+    }
+}
+
+impl<B: TensorBridge> KdaTensors<B> {
+    pub(crate) fn of(input: KdaInput) -> Self {
+        Self {
+            q: B::primitive(input.q),
+            k: B::primitive(input.k),
+            v: B::primitive(input.v),
+            g: B::primitive(input.g),
+            beta: B::primitive(input.beta),
+        }
+    }
+
+    pub(crate) fn tensors(self) -> KdaInput {
+        KdaInput {
+            q: B::tensor(self.q),
+            k: B::tensor(self.k),
+            v: B::tensor(self.v),
+            g: B::tensor(self.g),
+            beta: B::tensor(self.beta),
+        }
+    }
+}
+
+impl TensorBridge for Dispatch {
+    fn tensor<const D: usize>(primitive: FloatTensor<Self>) -> Tensor<D> {
+        Tensor::from_dispatch(primitive)
+    }
+
+    fn primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Self> {
+        tensor.into_dispatch()
+    }
+}
+
+/// Whether the backend of `tensor` is one of [`KdaOps`]. One that Burn has and this crate's features do not name runs
+/// the plain algorithm, operation by operation.
+fn is_listed(tensor: &Tensor<4>) -> bool {
+    fn listed(kind: &DispatchTensorKind) -> bool {
+        match kind {
+            #[cfg(feature = "autodiff")]
+            DispatchTensorKind::Autodiff(inner) => listed(inner),
+            #[cfg(feature = "ndarray")]
+            DispatchTensorKind::NdArray(_) => true,
+            #[cfg(feature = "flex")]
+            DispatchTensorKind::Flex(_) => true,
+            #[cfg(any(
+                feature = "cuda",
+                feature = "rocm",
+                feature = "metal",
+                feature = "vulkan",
+                feature = "wgpu",
+                feature = "webgpu",
+                feature = "cpu",
+            ))]
+            DispatchTensorKind::Cube(_) => true,
+            #[allow(unreachable_patterns)] // If there is no other.
+            _ => false,
+        }
+    }
+    listed(&tensor.clone().into_dispatch().kind)
+}
+
+/// The chunked form on whatever backend the tensors are.
+pub(crate) fn chunk(input: KdaInput, state: Option<Tensor<4>>, scale: f64, chunk_size: usize) -> KdaOutput {
+    if !is_listed(&input.q) {
+        return plain::chunk_forward(input, state, scale, chunk_size, false).0;
+    }
+    let (o, final_state, _) =
+        <Dispatch as KdaOps>::kda_chunk(KdaTensors::of(input), MaybeTensor::of(state), scale, chunk_size, false);
+    KdaOutput { o: Tensor::from_dispatch(o), final_state: Tensor::from_dispatch(final_state) }
+}
+
+/// The recurrent form on whatever backend the tensors are.
+pub(crate) fn recurrent(input: KdaInput, state: Option<Tensor<4>>, scale: f64) -> KdaOutput {
+    if !is_listed(&input.q) {
+        return plain::recurrence(input, state, scale);
+    }
+    let (o, final_state) = <Dispatch as KdaOps>::kda_recurrent(KdaTensors::of(input), MaybeTensor::of(state), scale);
+    KdaOutput { o: Tensor::from_dispatch(o), final_state: Tensor::from_dispatch(final_state) }
+}
