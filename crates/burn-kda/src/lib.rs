@@ -42,6 +42,8 @@ mod backends;
 mod functions;
 mod gate;
 mod module;
+#[cfg(any(feature = "ndarray", feature = "flex"))]
+mod native;
 mod ops;
 mod plain;
 mod precision;

@@ -84,8 +84,7 @@ pub trait KdaOps: TensorBridge {
         #[extension_type] initial_state: MaybeTensor<Self>,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let output = plain::recurrence(inputs.tensors(), initial_state.tensor(), scale);
-        (Self::primitive(output.o), Self::primitive(output.final_state))
+        recurrence(inputs, initial_state, scale)
     }
 
     /// Gradients of the inputs and of the initial state, if there is one, from the cotangents of output and final
@@ -168,6 +167,16 @@ impl TensorBridge for Dispatch {
     fn primitive<const D: usize>(tensor: Tensor<D>) -> FloatTensor<Self> {
         tensor.into_dispatch()
     }
+}
+
+/// [`KdaOps::kda_recurrent`] by the definition, for backends that accelerate some calls of it.
+pub(crate) fn recurrence<B: KdaOps>(
+    inputs: KdaTensors<B>,
+    initial_state: MaybeTensor<B>,
+    scale: f64,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let output = plain::recurrence(inputs.tensors(), initial_state.tensor(), scale);
+    (B::primitive(output.o), B::primitive(output.final_state))
 }
 
 /// Whether the backend of `tensor` is one of [`KdaOps`]. One that Burn has and this crate's features do not name runs

@@ -1,9 +1,6 @@
 //! One file per backend that does more than run the plain algorithm.
 
-#[cfg(feature = "autodiff")]
-mod autodiff;
-
-/// A backend of Burn's dispatch as one of the operator; with the plain algorithm unless it says otherwise.
+/// [`TensorBridge`](crate::TensorBridge) of a backend of Burn's dispatch.
 #[allow(unused_macros)] // Without a backend feature there is none.
 macro_rules! tensor_bridge {
     ($backend:ty) => {
@@ -18,23 +15,16 @@ macro_rules! tensor_bridge {
         }
     };
 }
+#[cfg(feature = "autodiff")]
+mod autodiff;
 
+// Burn's NdArray is deprecated in favour of Flex; this crate supports both.
 #[cfg(feature = "ndarray")]
 #[allow(deprecated)]
-mod ndarray {
-    use burn::backend::NdArray;
-
-    tensor_bridge!(NdArray);
-    impl crate::ops::KdaOps for NdArray {}
-}
+mod ndarray;
 
 #[cfg(feature = "flex")]
-mod flex {
-    use burn::backend::Flex;
-
-    tensor_bridge!(Flex);
-    impl crate::ops::KdaOps for Flex {}
-}
+mod flex;
 
 #[cfg(any(
     feature = "cuda",

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 
 use super::forward::{Advance, advance, chunk_forward, nth};
 use super::intra::{Chunk, Intra, IntraCotangents, unstack};
-use super::tiles::{Segment, Tile, Tiling, chunked, lanes_of, unchunked};
+use super::tiles::{Segment, Tile, Tiling, chunked, lanes_of, segments, unchunked};
 use crate::functions::{Dims, KdaInput, pad_time};
 
 /// The backward pass solves with the inverse of a chunk twice, so it needs shorter chunks for the same error.
@@ -33,9 +33,9 @@ pub(crate) fn chunk_backward(
     let dims @ Dims { batch, time, heads, value_heads, key_dim, value_dim } = input.dims();
     let tiling = Tiling::new(dims, chunk_size.min(GRADIENT_ROWS), &input.q.device());
     let lanes = dims.lanes();
-    let segments = tiling.segments(time);
+    let spans = segments(time);
     let states = match states {
-        None if segments.len() > 1 => chunk_forward(input.clone(), initial_state.clone(), scale, chunk_size, true).1,
+        None if spans.len() > 1 => chunk_forward(input.clone(), initial_state.clone(), scale, chunk_size, true).1,
         states => states,
     };
     let of_lanes = |state: Tensor<4>| state.reshape([lanes, key_dim, value_dim]);
@@ -49,7 +49,7 @@ pub(crate) fn chunk_backward(
         tiling.tiles(lanes).map(|lanes| d_final_state.clone().map(|d_state| d_state.slice_dim(0, lanes))).collect();
 
     let mut gradients: [Vec<Tensor<4>>; 5] = Default::default();
-    for (n, span) in segments.enumerate().rev() {
+    for (n, span) in spans.enumerate().rev() {
         let chunks = span.len().div_ceil(tiling.chunk);
         let state: Option<Tensor<3>> = match n {
             0 => initial_state.clone(),

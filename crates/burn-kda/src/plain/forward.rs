@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use super::intra::{Chunk, Intra};
-use super::tiles::{Segment, Tile, Tiling, unchunked};
+use super::tiles::{Segment, Tile, Tiling, segments, unchunked};
 use crate::functions::{Dims, KdaInput, KdaOutput};
 
 /// Output, final state and, with `keep_states`, the states the backward pass starts from: one per segment but the
@@ -39,7 +39,7 @@ fn forward(
 
     let mut outputs = Vec::new();
     let mut kept = Vec::new();
-    for span in tiling.segments(time) {
+    for span in segments(time) {
         if keep_states && span.start > 0 {
             kept.push(all_lanes(&states));
         }

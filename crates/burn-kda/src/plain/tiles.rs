@@ -10,17 +10,15 @@ use crate::functions::{Dims, KdaInput};
 /// inverse of a chunk grows with its rows (`longer_chunks_are_exact_but_lose_digits`).
 pub(super) const EXACT_ROWS: usize = 16;
 
-/// A segment is a multiple of this, so that it holds whole chunks of any size. Forward and backward passes have the
-/// same segments, and the state before each is what the second keeps of the first.
-const SEGMENT_TOKENS: usize = 128;
+/// Tokens of a segment: whole chunks of any size. Forward and backward passes have the same segments, and the state
+/// before each is what the second needs of the first.
+pub(crate) const SEGMENT_TOKENS: usize = 128;
 
 /// Sizes chosen so that the working tensors of one tile stay in cache and do not grow with `T`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tiling {
     /// Rows of a chunk.
     pub chunk: usize,
-    /// Tokens of a segment, a multiple of `chunk`.
-    pub segment: usize,
     /// Lanes of a tile.
     pub tile: usize,
 }
@@ -35,15 +33,8 @@ impl Tiling {
         let Dims { time, key_dim, value_dim, .. } = dims;
         let chunk = max_rows.min(time.next_power_of_two());
         let (width, lanes) = (key_dim.max(value_dim), dims.lanes());
-        let budget = tile_elements(device);
-        let tokens = (budget / (width * lanes)).clamp(SEGMENT_TOKENS, time.max(SEGMENT_TOKENS));
-        let segment = tokens.next_multiple_of(SEGMENT_TOKENS);
-        let tile = (budget / (width * segment.min(time))).clamp(1, lanes);
-        Self { chunk, segment, tile }
-    }
-
-    pub fn segments(&self, time: usize) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<> {
-        ranges(time, self.segment)
+        let tile = (tile_elements(device) / (width * time.min(SEGMENT_TOKENS))).clamp(1, lanes);
+        Self { chunk, tile }
     }
 
     pub fn tiles(&self, lanes: usize) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<> {
@@ -51,11 +42,12 @@ impl Tiling {
     }
 }
 
+pub(super) fn segments(time: usize) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<> {
+    ranges(time, SEGMENT_TOKENS)
+}
+
 /// `0..len` in ranges of `step`.
-pub(super) fn ranges(
-    len: usize,
-    step: usize,
-) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<> {
+fn ranges(len: usize, step: usize) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<> {
     (0..len.div_ceil(step)).map(move |i| i * step..len.min((i + 1) * step))
 }
 

@@ -1,0 +1,78 @@
+//! One task per value head of a batch row, or per part of its columns where there are fewer heads than cores.
+
+use ndarray::{Array4, ArrayViewMut4, Axis, s};
+use rayon::prelude::*;
+
+use super::task::Task;
+use super::{Outputs, Real, Views};
+
+/// Columns of a task at least, so that what all columns share is not computed too often.
+const COLUMNS: usize = 64;
+
+/// Multiply-adds below which threads cost more than they bring.
+const SMALL: usize = 1 << 17;
+
+/// Output, final state and, if asked for, the states before every `keep_every`th token, a multiple of
+/// [`SEGMENT`](super::task::SEGMENT).
+pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep_every: Option<usize>) -> Outputs<T> {
+    let (batch, time, heads, key_dim) = inputs.q.dim();
+    let (_, _, value_heads, value_dim) = inputs.v.dim();
+    let lanes = batch * value_heads;
+    let group = value_heads / heads;
+    let scale = T::from(scale).expect("a float");
+
+    let mut o = Array4::zeros([batch, time, value_heads, value_dim]);
+    let mut final_state = Array4::zeros([batch, value_heads, key_dim, value_dim]);
+    let keep_every = keep_every.filter(|&every| every < time);
+    let kept_states = keep_every.map_or(0, |every| (time - 1) / every);
+    let mut kept = Array4::zeros([kept_states, lanes, key_dim, value_dim]);
+
+    let threads = rayon::current_num_threads();
+    let columns = if lanes >= 4 * threads { value_dim } else { COLUMNS };
+    let lane = |lane: usize| (lane / value_heads, lane % value_heads);
+    let parts =
+        |lane: usize| (0..value_dim).step_by(columns).map(move |start| (lane, start..value_dim.min(start + columns)));
+    let o_parts = cut(o.view_mut(), Axis(0), 1).flat_map(|o| cut(o, Axis(2), 1)).flat_map(|o| cut(o, Axis(3), columns));
+    let final_parts = cut(final_state.view_mut(), Axis(0), 1)
+        .flat_map(|state| cut(state, Axis(1), 1))
+        .flat_map(|state| cut(state, Axis(3), columns));
+    let kept_parts = cut(kept.view_mut(), Axis(1), 1).flat_map(|states| cut(states, Axis(3), columns));
+    let tasks: Vec<_> = ((0..lanes).flat_map(parts).zip(o_parts).zip(final_parts).zip(kept_parts))
+        .map(|((((l, part), o), final_state), kept)| {
+            let (b, hv) = lane(l);
+            Task {
+                q: inputs.q.slice(s![b, .., hv / group, ..]),
+                k: inputs.k.slice(s![b, .., hv / group, ..]),
+                v: inputs.v.slice(s![b, .., hv, part.clone()]),
+                g: inputs.g.slice(s![b, .., hv, ..]),
+                beta: inputs.beta.slice(s![b, .., hv]),
+                state: inputs.initial_state.as_ref().map(|state| state.slice(s![b, hv, .., part])),
+                scale,
+                keep_every: keep_every.unwrap_or(time),
+                o: o.slice_move(s![0, .., 0, ..]),
+                final_state: final_state.slice_move(s![0, 0, .., ..]),
+                kept: kept.slice_move(s![.., 0, .., ..]),
+            }
+        })
+        .collect();
+    if lanes * time * key_dim * value_dim < SMALL {
+        tasks.into_iter().for_each(Task::run);
+    } else {
+        tasks.into_par_iter().for_each(Task::run);
+    }
+    Outputs { o, final_state, kept: (kept_states > 0).then_some(kept) }
+}
+
+/// Disjoint parts of `size` along `axis`.
+fn cut<'a, T>(view: ArrayViewMut4<'a, T>, axis: Axis, size: usize) -> impl Iterator<Item = ArrayViewMut4<'a, T>> {
+    let mut rest = Some(view);
+    std::iter::from_fn(move || {
+        let view = rest.take()?;
+        if view.len_of(axis) <= size {
+            return Some(view);
+        }
+        let (part, others) = view.split_at(axis, size);
+        rest = Some(others);
+        Some(part)
+    })
+}

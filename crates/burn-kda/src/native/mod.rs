@@ -1,0 +1,59 @@
+//! The operator on slices of memory, for the backends of the CPU: the recurrence in one pass over the state per token,
+//! in SIMD, on all cores.
+//!
+//! The columns of a state are independent recurrences, so a block of them stays in the first cache for many tokens.
+//! While a row of it takes up one token it already feeds what the next token predicts and reads:
+//!
+//! ```text
+//! p_t = S_{t-1}^T (a_t k_t)      r_t = S_{t-1}^T (a_t q_t)      a_t = exp(g_t)
+//! u_t = beta_t (v_t - p_t)       o_t = scale (r_t + (q_t . k_t) u_t)
+//! S_t = diag(a_t) S_{t-1} + k_t u_t^T
+//! ```
+//!
+//! One load, one store and four vector operations per element and token, of the 7 flops that the recurrence counts.
+//! Every column is computed in one order, whatever the number of threads.
+
+mod forward;
+mod real;
+mod task;
+
+pub(crate) use forward::forward;
+pub(crate) use real::Real;
+
+use ndarray::{Array4, ArrayView3, ArrayView4, ArrayViewD, Ix3, Ix4};
+
+/// The inputs of the operator in place, with whatever strides they have; shapes as [`KdaInput`](crate::KdaInput).
+pub(crate) struct Views<'a, T> {
+    q: ArrayView4<'a, T>,
+    k: ArrayView4<'a, T>,
+    v: ArrayView4<'a, T>,
+    g: ArrayView4<'a, T>,
+    beta: ArrayView3<'a, T>,
+    /// `[B, HV, K, V]`.
+    initial_state: Option<ArrayView4<'a, T>>,
+}
+
+/// Row-major results.
+pub(crate) struct Outputs<T> {
+    /// `[B, T, HV, V]`.
+    pub o: Array4<T>,
+    /// `[B, HV, K, V]`.
+    pub final_state: Array4<T>,
+    /// The states before the tokens `n * keep_every`, `n >= 1`: `[N, B * HV, K, V]`.
+    pub kept: Option<Array4<T>>,
+}
+
+impl<'a, T> Views<'a, T> {
+    /// Of `q`, `k`, `v`, `g`, `beta` and the initial state.
+    pub fn new([q, k, v, g, beta]: [ArrayViewD<'a, T>; 5], initial_state: Option<ArrayViewD<'a, T>>) -> Self {
+        let four = |x: ArrayViewD<'a, T>| x.into_dimensionality::<Ix4>().expect("a checked shape");
+        Self {
+            q: four(q),
+            k: four(k),
+            v: four(v),
+            g: four(g),
+            beta: beta.into_dimensionality::<Ix3>().expect("a checked shape"),
+            initial_state: initial_state.map(four),
+        }
+    }
+}
