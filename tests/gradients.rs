@@ -5,13 +5,15 @@ mod common;
 mod finite_differences;
 #[path = "gradients/limits.rs"]
 mod limits;
+#[path = "gradients/node.rs"]
+mod node;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Gradients, Shape, Tensor};
 use burn_kda::*;
 use common::array::Array;
 use common::compare::Report;
-use common::operator::{Form, Problem};
+use common::operator::{Form, Problem, Tensors};
 use common::parameters::parameters;
 use common::platform::{bar, platforms};
 use common::recipe::{Decay, Keys, Random, Recipe, Strength};
@@ -72,9 +74,9 @@ fn wide() -> Recipe {
     Recipe { key_dim: 24, value_dim: 16, ..Recipe::default() }
 }
 
-/// The problem with gradients by the recurrent form in f64.
+/// The problem with gradients by the definition in f64.
 fn with_gradients(mut problem: Problem) -> Problem {
-    problem.gradients = problem.backward(Form::Recurrent, &Device::flex(), DType::F64);
+    problem.gradients = problem.backward(Form::Definition, &Device::flex(), DType::F64);
     problem
 }
 
@@ -114,9 +116,13 @@ fn losses_on_one_output_and_packed_sequences() {
     let on_outputs = Problem { d_final_state: zero(&problem.final_state), group: "outputs only".into(), ..problem };
     with_gradients(on_outputs).check(&FORMS, &mut report);
 
-    for (what, time, state) in
-        [("one token", 1, true), ("one token from nothing", 1, false), ("less than a chunk", 9, true)]
-    {
+    for (what, time, state) in [
+        ("one token", 1, true),
+        ("one token from nothing", 1, false),
+        ("less than a chunk", 9, true),
+        ("long", 300, true),
+        ("long from nothing", 260, false),
+    ] {
         let problem = Recipe { time, state, ..recipe() }.problem();
         with_gradients(Problem { group: what.into(), ..problem }).check(&FORMS, &mut report);
     }
@@ -211,4 +217,10 @@ fn grouped_heads_sum_over_their_group() {
         }
     }
     report.finish();
+}
+
+/// The same tests, with every operation of the plain algorithm differentiated by Burn.
+#[test]
+fn the_plain_algorithm_passes_them_too() {
+    common::platform::again_in_plain_operations();
 }

@@ -4,6 +4,7 @@
 pub mod array;
 pub mod calls;
 pub mod compare;
+pub mod definition;
 pub mod differences;
 pub mod fixture;
 pub mod layer;

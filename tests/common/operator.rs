@@ -5,6 +5,7 @@ use burn_kda::{KdaInput, KdaOptions, KdaOutput, chunk_kda, fla_read_scale, kda_s
 
 use super::array::{Array, gradient};
 use super::compare::Report;
+use super::definition::definition;
 use super::fixture::Case;
 use super::platform;
 
@@ -13,6 +14,8 @@ pub enum Form {
     Chunk(usize),
     Recurrent,
     Step,
+    /// Not of the crate: see [`definition`].
+    Definition,
 }
 
 pub const CHUNKS: [Form; 3] = [Form::Chunk(16), Form::Chunk(32), Form::Chunk(64)];
@@ -173,6 +176,7 @@ impl Problem {
             Form::Chunk(size) => chunk_kda(input, options.with_chunk_size(size)),
             Form::Recurrent => recurrent_kda(input, options),
             Form::Step => steps(input, options),
+            Form::Definition => definition(input, options),
         }
     }
 }

@@ -37,7 +37,7 @@ where
         chunk_size: usize,
         _keep_states: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
-        let (o, final_state) = node(inputs, initial_state, scale, chunk_size, |inputs, initial_state, tracked| {
+        let [o, final_state] = node(inputs, initial_state, scale, chunk_size, |inputs, initial_state, tracked| {
             B::kda_chunk(inputs, initial_state, scale, chunk_size, tracked)
         });
         (o, final_state, MaybeTensor::None)
@@ -48,10 +48,11 @@ where
         initial_state: MaybeTensor<Self>,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        node(inputs, initial_state, scale, BACKWARD_CHUNK, |inputs, initial_state, _| {
+        let [o, final_state] = node(inputs, initial_state, scale, BACKWARD_CHUNK, |inputs, initial_state, _| {
             let (o, final_state) = B::kda_recurrent(inputs, initial_state, scale);
             (o, final_state, MaybeTensor::None)
-        })
+        });
+        (o, final_state)
     }
 }
 
@@ -73,14 +74,17 @@ struct Saved<B: KdaOps> {
 /// Where the node of the final state leaves its cotangent for the node of the operator.
 type FinalStateCotangent<B> = Arc<Mutex<Option<FloatTensor<B>>>>;
 
+/// Of [`KdaOps::kda_chunk`].
+type ChunkResult<B> = (FloatTensor<B>, FloatTensor<B>, MaybeTensor<B>);
+
 /// Registers the operator under its output, and the final state as a child of it.
 fn node<B: KdaOps, C: CheckpointStrategy>(
     inputs: KdaTensors<Autodiff<B, C>>,
     initial_state: MaybeTensor<Autodiff<B, C>>,
     scale: f64,
     chunk_size: usize,
-    forward: impl FnOnce(KdaTensors<B>, MaybeTensor<B>, bool) -> (FloatTensor<B>, FloatTensor<B>, MaybeTensor<B>),
-) -> (FloatTensor<Autodiff<B, C>>, FloatTensor<Autodiff<B, C>>) {
+    forward: impl FnOnce(KdaTensors<B>, MaybeTensor<B>, bool) -> ChunkResult<B>,
+) -> [FloatTensor<Autodiff<B, C>>; 2] {
     let KdaTensors { q, k, v, g, beta } = &inputs;
     let initial_state = initial_state.into_option();
     // A node has a fixed number of parents; without an initial state the last one is a second `q` that gets nothing.
@@ -117,7 +121,7 @@ fn node<B: KdaOps, C: CheckpointStrategy>(
         OpsKind::Tracked(prep) => prep.finish(d_final_state, final_state),
         OpsKind::UnTracked(prep) => prep.finish(final_state),
     };
-    (o, final_state)
+    [o, final_state]
 }
 
 /// The final state depends on the inputs only by way of the operator's node, which runs after this one.
