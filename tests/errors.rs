@@ -171,11 +171,12 @@ fn step() {
         change(&mut arguments);
         arguments
     };
-    let rows: [(&str, &str, Change); 11] = [
-        ("state V-first", "initial_state", &|x| x.0 = zeros([B, HV, V, K])),
-        ("state per head of q", "initial_state", &|x| x.0 = zeros([B, H, K, V])),
-        ("state of one row", "initial_state", &|x| x.0 = zeros([1, HV, K, V])),
-        ("state in f64", "initial_state", &|x| x.0 = state().cast(DType::F64)),
+    let rows: [(&str, &str, Change); 12] = [
+        ("no heads", "q", &|x| (x.1, x.2) = (zeros([B, 0, K]), zeros([B, 0, K]))),
+        ("state V-first", "state", &|x| x.0 = zeros([B, HV, V, K])),
+        ("state per head of q", "state", &|x| x.0 = zeros([B, H, K, V])),
+        ("state of one row", "state", &|x| x.0 = zeros([1, HV, K, V])),
+        ("state in f64", "state", &|x| x.0 = state().cast(DType::F64)),
         ("q of one row", "k", &|x| x.1 = zeros([1, H, K])),
         ("width of k", "k", &|x| x.2 = zeros([B, H, K - 1])),
         ("k in f64", "k", &|x| x.2 = key.clone().cast(DType::F64)),

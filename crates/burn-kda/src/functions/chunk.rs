@@ -1,6 +1,6 @@
 //! The chunked WY form.
 
-use super::problem::{self, KdaInput, KdaOptions, KdaOutput};
+use super::problem::{self, Caller, KdaInput, KdaOptions, KdaOutput};
 use crate::ops;
 
 /// The operator in chunks: the form to train and prefill with (Kimi Linear, section 3; FLA's `chunk_kda`).
@@ -16,5 +16,7 @@ use crate::ops;
 /// If a shape, a dtype or an option does not fit; the message names the argument.
 pub fn chunk_kda(input: KdaInput, options: KdaOptions) -> KdaOutput {
     let chunk_size = options.chunk_size;
-    problem::run("chunk_kda", input, options, |input, state, scale| ops::chunk(input, state, scale, chunk_size))
+    problem::run(Caller::new("chunk_kda"), input, options, |input, state, scale| {
+        ops::chunk(input, state, scale, chunk_size)
+    })
 }

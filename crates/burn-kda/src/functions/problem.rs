@@ -83,6 +83,22 @@ pub struct KdaOutput {
     pub final_state: Tensor<4>,
 }
 
+/// What messages name.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Caller {
+    /// The public function.
+    pub function: &'static str,
+    /// Its argument for the state before the first token.
+    pub state: &'static str,
+}
+
+impl Caller {
+    /// A function of [`KdaOptions`].
+    pub fn new(function: &'static str) -> Self {
+        Self { function, state: "initial_state" }
+    }
+}
+
 /// Sizes of one problem.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Dims {
@@ -130,7 +146,7 @@ impl KdaInput {
         }
     }
 
-    fn check(&self, function: &str, options: &KdaOptions) -> Dims {
+    fn check(&self, Caller { function, state: state_name }: Caller, options: &KdaOptions) -> Dims {
         let dims @ Dims { batch, time, heads, value_heads, key_dim, value_dim } = self.dims();
         let name = |argument: &str, layout: &str, got: &[usize], want: &[usize]| {
             assert!(got == want, "{function}: `{argument}` must be {layout} = {want:?}, got {got:?}");
@@ -183,9 +199,9 @@ impl KdaInput {
         if let Some(state) = &options.initial_state {
             let axis = if options.cu_seqlens.is_some() { "N" } else { "B" };
             let layout = format!("[{axis}, HV, K, V]");
-            name("initial_state", &layout, &state.dims(), &[sequences, value_heads, key_dim, value_dim]);
+            name(state_name, &layout, &state.dims(), &[sequences, value_heads, key_dim, value_dim]);
             let got = state.dtype();
-            assert!(got == wide, "{function}: `initial_state` must be {wide:?} beside {dtype:?} inputs, got {got:?}");
+            assert!(got == wide, "{function}: `{state_name}` must be {wide:?} beside {dtype:?} inputs, got {got:?}");
         }
         dims
     }
@@ -194,12 +210,12 @@ impl KdaInput {
 /// Checks the call, fixes the dtype, handles empty and packed inputs, and leaves the arithmetic to `form`: one way to
 /// compute a plain batch in f32 or f64 from inputs, initial state and read scale, with `B >= 1` and `T >= 1`.
 pub(crate) fn run(
-    function: &str,
+    caller: Caller,
     input: KdaInput,
     options: KdaOptions,
     form: impl Fn(KdaInput, Option<Tensor<4>>, f64) -> KdaOutput,
 ) -> KdaOutput {
-    let dims = input.check(function, &options);
+    let dims = input.check(caller, &options);
     let scale = options.scale.unwrap_or_else(|| fla_read_scale(dims.key_dim));
     let dtype = input.v.dtype();
     let input = input.cast(precision::accumulation(dtype));

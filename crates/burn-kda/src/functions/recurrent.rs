@@ -1,6 +1,6 @@
 //! The recurrent form.
 
-use super::problem::{self, KdaInput, KdaOptions, KdaOutput};
+use super::problem::{self, Caller, KdaInput, KdaOptions, KdaOutput};
 use crate::ops;
 
 /// The operator token by token: the definition, and the form to decode with (FLA's `naive_recurrent_kda`).
@@ -11,9 +11,5 @@ use crate::ops;
 ///
 /// If a shape, a dtype or an option does not fit; the message names the argument.
 pub fn recurrent_kda(input: KdaInput, options: KdaOptions) -> KdaOutput {
-    named("recurrent_kda", input, options)
-}
-
-pub(crate) fn named(function: &str, input: KdaInput, options: KdaOptions) -> KdaOutput {
-    problem::run(function, input, options, ops::recurrent)
+    problem::run(Caller::new("recurrent_kda"), input, options, ops::recurrent)
 }

@@ -1,6 +1,9 @@
 //! One token of the recurrence.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Shape, Tensor};
+
+use super::problem::{self, Caller, KdaInput, KdaOptions};
+use crate::ops;
 
 /// One decoding step: decay, delta write, read (FLA's `naive_recurrent_kda`, loop body).
 ///
@@ -29,14 +32,20 @@ pub fn kda_step(
     beta: Tensor<2>,
     scale: f64,
 ) -> (Tensor<3>, Tensor<4>) {
-    let input = super::KdaInput {
-        q: q.unsqueeze_dim(1),
-        k: k.unsqueeze_dim(1),
-        v: v.unsqueeze_dim(1),
-        g: g.unsqueeze_dim(1),
-        beta: beta.unsqueeze_dim(1),
-    };
-    let options = super::KdaOptions::default().with_scale(scale).with_initial_state(state);
-    let output = super::recurrent::named("kda_step", input, options);
+    let input = KdaInput { q: one_token(q), k: one_token(k), v: one_token(v), g: one_token(g), beta: one_token(beta) };
+    let options = KdaOptions::default().with_scale(scale).with_initial_state(state);
+    let caller = Caller { function: "kda_step", state: "state" };
+    let output = problem::run(caller, input, options, ops::recurrent);
     (output.o.squeeze_dim(1), output.final_state)
+}
+
+/// Inserts the time axis. Burn's `reshape` takes a 0 for "as before", so tensors without elements, which the checks are
+/// to name, are made anew.
+fn one_token<const D: usize, const D2: usize>(x: Tensor<D>) -> Tensor<D2> {
+    let shape = x.dims();
+    if shape.iter().product::<usize>() > 0 {
+        return x.unsqueeze_dim(1);
+    }
+    let with_time: Vec<usize> = [&shape[..1], &[1], &shape[1..]].concat();
+    Tensor::zeros(Shape::from(with_time), (&x.device(), x.dtype()))
 }
