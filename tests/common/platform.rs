@@ -18,7 +18,8 @@ pub fn platforms() -> Vec<(String, Device, DType)> {
     let mut all = Vec::new();
     for (name, device) in devices() {
         for (label, dtype) in [("f32", DType::F32), ("f64", DType::F64)] {
-            if device.supports_dtype(dtype) {
+            // A WebGPU device says that it has f64, which WGSL does not: what Burn's operations give there is noise.
+            if device.supports_dtype(dtype) && !(dtype == DType::F64 && name.contains("Wgpu")) {
                 all.push((format!("{name} {label}"), device.clone(), dtype));
             }
         }

@@ -41,6 +41,8 @@ mod activation;
 mod backends;
 mod functions;
 mod gate;
+#[cfg(feature = "cubecl")]
+mod kernel;
 mod module;
 #[cfg(any(feature = "ndarray", feature = "flex"))]
 mod native;

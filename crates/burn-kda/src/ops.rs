@@ -12,6 +12,7 @@ use crate::plain;
 
 /// The inputs of the operator as primitives of one backend: f32 or f64, shapes as [`KdaInput`], `B >= 1`, `T >= 1`.
 #[derive(Debug, Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct KdaTensors<B: Backend> {
     /// `[B, T, H, K]`
     pub q: FloatTensor<B>,
@@ -27,6 +28,7 @@ pub struct KdaTensors<B: Backend> {
 
 /// A tensor that may be missing: `Option` in a form the backend extension can take apart.
 #[derive(Debug, Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum MaybeTensor<B: Backend> {
     /// There is one.
     Some(FloatTensor<B>),
@@ -50,15 +52,7 @@ pub trait TensorBridge: Backend {
 #[backend_extension(
     NdArray: cfg(feature = "ndarray"),
     Flex: cfg(feature = "flex"),
-    Cube: cfg(any(
-        feature = "cuda",
-        feature = "rocm",
-        feature = "metal",
-        feature = "vulkan",
-        feature = "wgpu",
-        feature = "webgpu",
-        feature = "cpu",
-    )),
+    Cube: cfg(feature = "cubecl"),
     Autodiff: cfg(feature = "autodiff"),
 )]
 pub trait KdaOps: TensorBridge {
@@ -73,9 +67,7 @@ pub trait KdaOps: TensorBridge {
         chunk_size: usize,
         keep_states: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
-        let initial_state = initial_state.tensor();
-        let (output, states) = plain::chunk_forward(inputs.tensors(), initial_state, scale, chunk_size, keep_states);
-        (Self::primitive(output.o), Self::primitive(output.final_state), MaybeTensor::of(states))
+        chunked(inputs, initial_state, scale, chunk_size, keep_states)
     }
 
     /// The recurrent form: output and final state.
@@ -169,6 +161,19 @@ impl TensorBridge for Dispatch {
     }
 }
 
+/// [`KdaOps::kda_chunk`] by the plain algorithm, for backends that accelerate some calls of it.
+pub(crate) fn chunked<B: KdaOps>(
+    inputs: KdaTensors<B>,
+    initial_state: MaybeTensor<B>,
+    scale: f64,
+    chunk_size: usize,
+    keep_states: bool,
+) -> (FloatTensor<B>, FloatTensor<B>, MaybeTensor<B>) {
+    let initial_state = initial_state.tensor();
+    let (output, states) = plain::chunk_forward(inputs.tensors(), initial_state, scale, chunk_size, keep_states);
+    (B::primitive(output.o), B::primitive(output.final_state), MaybeTensor::of(states))
+}
+
 /// [`KdaOps::kda_recurrent`] by the definition, for backends that accelerate some calls of it.
 pub(crate) fn recurrence<B: KdaOps>(
     inputs: KdaTensors<B>,
@@ -192,15 +197,7 @@ fn is_extended(tensor: &Tensor<4>) -> bool {
             DispatchTensorKind::NdArray(_) => true,
             #[cfg(feature = "flex")]
             DispatchTensorKind::Flex(_) => true,
-            #[cfg(any(
-                feature = "cuda",
-                feature = "rocm",
-                feature = "metal",
-                feature = "vulkan",
-                feature = "wgpu",
-                feature = "webgpu",
-                feature = "cpu",
-            ))]
+            #[cfg(feature = "cubecl")]
             DispatchTensorKind::Cube(_) => true,
             #[allow(unreachable_patterns)] // If there is no other.
             _ => false,

@@ -26,18 +26,5 @@ mod ndarray;
 #[cfg(feature = "flex")]
 mod flex;
 
-#[cfg(any(
-    feature = "cuda",
-    feature = "rocm",
-    feature = "metal",
-    feature = "vulkan",
-    feature = "wgpu",
-    feature = "webgpu",
-    feature = "cpu",
-))]
-mod cubecl {
-    use burn::backend::Cube;
-
-    tensor_bridge!(Cube);
-    impl crate::ops::KdaOps for Cube {}
-}
+#[cfg(feature = "cubecl")]
+mod cubecl;

@@ -1,0 +1,106 @@
+//! Every runtime of CubeCL: the forward pass in one kernel, and the plain algorithm where the device or the dtype is not
+//! one for it.
+
+#[cfg(feature = "fusion")]
+use burn::backend::fusion::custom::TensorSpec;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Cube, TensorMetadata, backend_extension};
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+
+use crate::functions::Dims;
+#[cfg(feature = "fusion")]
+use crate::kernel::kept_states;
+use crate::kernel::{self, Outputs, Plan};
+use crate::ops::{KdaOps, KdaTensors, MaybeTensor, chunked, recurrence};
+#[cfg(feature = "fusion")]
+use crate::ops::{KdaTensorsMetadata, MaybeTensorMetadata};
+
+tensor_bridge!(Cube);
+
+impl KdaOps for Cube {
+    fn kda_chunk(
+        inputs: KdaTensors<Self>,
+        initial_state: MaybeTensor<Self>,
+        scale: f64,
+        chunk_size: usize,
+        keep_states: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
+        match plan(&inputs) {
+            Some(plan) => <Self as KernelOps>::recurrent(inputs, initial_state, scale, keep_states, plan),
+            None => chunked(inputs, initial_state, scale, chunk_size, keep_states),
+        }
+    }
+
+    fn kda_recurrent(
+        inputs: KdaTensors<Self>,
+        initial_state: MaybeTensor<Self>,
+        scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let Some(plan) = plan(&inputs) else {
+            return recurrence(inputs, initial_state, scale);
+        };
+        let (o, final_state, _) = <Self as KernelOps>::recurrent(inputs, initial_state, scale, false, plan);
+        (o, final_state)
+    }
+}
+
+/// None if the plain algorithm has to run.
+fn plan(inputs: &KdaTensors<Cube>) -> Option<Plan> {
+    (inputs.q.dtype() == DType::F32).then(|| Plan::new(dims(inputs), &inputs.q.device().client()))?
+}
+
+fn dims<B: Backend>(KdaTensors { q, v, .. }: &KdaTensors<B>) -> Dims {
+    let [batch, time, heads, key_dim] = q.shape().dims();
+    let [_, _, value_heads, value_dim] = v.shape().dims();
+    Dims { batch, time, heads, value_heads, key_dim, value_dim }
+}
+
+/// The kernels on the tensors of [`CubeBackend`]; with fusion, the same kernels as operations of its graph.
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+trait KernelOps: Backend {
+    /// As [`KdaOps::kda_chunk`]; the plan is one for these inputs.
+    #[fusion(meta = recurrent_specs)]
+    fn recurrent(
+        #[extension_type] inputs: KdaTensors<Self>,
+        #[extension_type] initial_state: MaybeTensor<Self>,
+        scale: f64,
+        keep_states: bool,
+        plan: Plan,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>);
+}
+
+impl KernelOps for CubeBackend {
+    fn recurrent(
+        inputs: KdaTensors<Self>,
+        initial_state: MaybeTensor<Self>,
+        scale: f64,
+        keep_states: bool,
+        plan: Plan,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
+        let dims = dims(&inputs);
+        let KdaTensors { q, k, v, g, beta } = inputs;
+        let Outputs { o, final_state, kept } =
+            kernel::recurrent(dims, [q, k, v, g, beta], initial_state.into_option(), scale, keep_states, plan);
+        (o, final_state, kept.into())
+    }
+}
+
+/// Shapes and dtypes of the results.
+#[cfg(feature = "fusion")]
+fn recurrent_specs(
+    inputs: &KdaTensorsMetadata,
+    _initial_state: &MaybeTensorMetadata,
+    _scale: &f64,
+    keep_states: &bool,
+    _plan: &Plan,
+) -> (TensorSpec, TensorSpec, MaybeTensorMetadata) {
+    let [batch, time, heads, key_dim] = inputs.g.shape.dims();
+    let [_, _, _, value_dim] = inputs.v.shape.dims();
+    let states = |shape: [usize; 4]| TensorSpec::new(shape.into(), inputs.v.dtype);
+    let kept = match kept_states(time, *keep_states) {
+        0 => MaybeTensorMetadata::None,
+        count => MaybeTensorMetadata::Some(states([count, batch * heads, key_dim, value_dim])),
+    };
+    (inputs.v.clone(), states([batch, heads, key_dim, value_dim]), kept)
+}

@@ -1,0 +1,98 @@
+//! How a launch is cut into cubes and units, from the sizes of the problem and the limits of the device.
+
+use cubecl::client::Client;
+use cubecl::features::Plane;
+
+use crate::functions::Dims;
+
+/// Units of a cube, where the device allows as many.
+const UNITS: usize = 128;
+
+/// Elements of the state that one unit keeps in registers.
+const REGISTERS: usize = 64;
+
+/// Shared memory of a cube in bytes: several cubes fit on one multiprocessor, and one on every device.
+const SHARED: usize = 24 * 1024;
+
+/// Most buffers of a launch, with the one that carries shapes and strides.
+const BINDINGS: u32 = 10;
+
+/// A cube has `columns` columns of units, and `slices` units in each of them.
+///
+/// A unit keeps `rows` key channels of `width` value channels. How the sums over the key channels are ordered depends on
+/// the key dim and the device alone, so a sequence has the same result in every batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Plan {
+    /// Units that share a column of the state.
+    pub slices: usize,
+    /// Key channels of a unit.
+    pub rows: usize,
+    /// Columns of units in a cube.
+    pub columns: usize,
+    /// Value channels of a unit.
+    pub width: usize,
+    /// Tokens whose inputs are in shared memory at once.
+    pub tokens: usize,
+    /// Whether units of a column sum by exchange within a plane, without shared memory.
+    pub planes: bool,
+}
+
+impl Plan {
+    /// None if the device cannot run the kernel on such a problem.
+    pub fn new(dims: Dims, client: &Client) -> Option<Self> {
+        let properties = client.properties();
+        let hardware = &properties.hardware;
+        let units = UNITS.min(hardware.max_units_per_cube as usize).min(hardware.max_cube_dim.0 as usize);
+        let Dims { key_dim, value_dim, .. } = dims;
+
+        let slices = (key_dim.next_power_of_two() / 16).clamp(1, 8);
+        let rows = key_dim.div_ceil(slices);
+        let columns = (units / slices).min(value_dim.next_power_of_two());
+        let enough = hardware.num_streaming_multiprocessors.map_or(128, |count| count as usize);
+        let is_wide = |width: usize| dims.lanes() * value_dim.div_ceil(columns * width) >= enough;
+        let width = [4, 2].into_iter().find(|&width| rows * width <= REGISTERS && is_wide(width)).unwrap_or(1);
+        let planes = properties.features.plane.contains(Plane::Ops) && slices <= hardware.plane_size_min as usize;
+
+        let plan = |tokens: usize| Self { slices, rows, columns, width, tokens, planes };
+        let shared = SHARED.min(hardware.max_shared_memory_size);
+        let tokens = [16, 8, 4, 2].into_iter().find(|&tokens| plan(tokens).shared_bytes() <= shared);
+        let plan = plan(tokens.unwrap_or(1));
+        let (x, y, z) = hardware.max_cube_count;
+        let most_cubes = (u64::from(x) * u64::from(y) * u64::from(z)).min(u64::from(u32::MAX) / 2);
+        let fits = columns > 0
+            && rows <= REGISTERS
+            && plan.shared_bytes() <= hardware.max_shared_memory_size
+            && plan.cubes(dims) as u64 <= most_cubes
+            && hardware.max_bindings >= BINDINGS;
+        fits.then_some(plan)
+    }
+
+    pub fn units(&self) -> usize {
+        self.slices * self.columns
+    }
+
+    /// Key channels of a column, with some that no input has.
+    pub fn padded_keys(&self) -> usize {
+        self.slices * self.rows
+    }
+
+    /// Value channels of a cube.
+    pub fn values(&self) -> usize {
+        self.columns * self.width
+    }
+
+    pub fn cubes(&self, dims: Dims) -> usize {
+        dims.lanes() * dims.value_dim.div_ceil(self.values())
+    }
+
+    /// Numbers that units of a column exchange, two of each value channel, in two halves.
+    pub fn partial_sums(&self) -> usize {
+        if self.planes || self.slices == 1 { 1 } else { 2 * 2 * self.units() * self.width }
+    }
+
+    /// Of the inputs of a segment and of the sums.
+    fn shared_bytes(&self) -> usize {
+        let token = 5 * self.padded_keys() + self.values() + 1;
+        (self.tokens * token + self.partial_sums()) * size_of::<f32>()
+    }
+}

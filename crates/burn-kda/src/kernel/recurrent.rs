@@ -1,0 +1,256 @@
+//! The recurrence, all tokens in one launch.
+//!
+//! A cube has some value channels of one lane: a part of the state `[K, V]`, in registers, each unit some rows of some
+//! columns. The units bring the inputs of a segment of tokens to shared memory together. Then, token by token, one pass
+//! over the rows takes up the token, reads the state for its query, and reads it for the key of the next token:
+//!
+//! ```text
+//! u_t = beta_t (v_t - p_t)
+//! S_t = diag(a_t) S_{t-1} + k_t u_t^T      a_t = exp(g_t)
+//! o_t = scale S_t^T q_t
+//! p_{t+1} = S_t^T (a_{t+1} k_{t+1})
+//! ```
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::ops::numeric::empty_device_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::prelude::*;
+
+use super::plan::Plan;
+use super::segment::Segment;
+use crate::functions::Dims;
+use crate::plain::SEGMENT_TOKENS;
+
+pub(crate) struct Outputs {
+    /// `[B, T, HV, V]`.
+    pub o: CubeTensor,
+    /// `[B, HV, K, V]`.
+    pub final_state: CubeTensor,
+    /// The states before the tokens `n * SEGMENT_TOKENS`, `n >= 1`: `[N, B * HV, K, V]`.
+    pub kept: Option<CubeTensor>,
+}
+
+/// From `q`, `k`, `v`, `g`, `beta` and the initial state; f32, shapes as [`KdaInput`](crate::KdaInput), any strides.
+pub(crate) fn recurrent(
+    dims: Dims,
+    [q, k, v, g, beta]: [CubeTensor; 5],
+    initial_state: Option<CubeTensor>,
+    scale: f64,
+    keep_states: bool,
+    plan: Plan,
+) -> Outputs {
+    let Dims { batch, time, value_heads, key_dim, value_dim, .. } = dims;
+    let client = q.client.clone();
+    let empty =
+        |shape: [usize; 4]| empty_device_dtype(client.clone(), q.device.clone(), Shape::from(shape), DType::F32);
+    let o = empty([batch, time, value_heads, value_dim]);
+    let final_state = empty([batch, value_heads, key_dim, value_dim]);
+    let kept_states = kept_states(time, keep_states);
+    let kept = (kept_states > 0).then(|| empty([kept_states, dims.lanes(), key_dim, value_dim]));
+
+    let tensors = [&q, &k, &v, &g, &beta, &o, &final_state].into_iter().chain(&initial_state).chain(&kept);
+    let address = tensors.map(CubeTensor::required_address_type).max().unwrap_or_default();
+    let cube = CubeDim::new_1d(plan.units() as u32);
+    recurrent_kernel::launch(
+        &client,
+        calculate_cube_count_elemwise(&client, plan.cubes(dims) * plan.units(), cube),
+        cube,
+        address,
+        q.into_tensor_arg(),
+        k.into_tensor_arg(),
+        v.into_tensor_arg(),
+        g.into_tensor_arg(),
+        beta.into_tensor_arg(),
+        initial_state.map(CubeTensor::into_tensor_arg).into(),
+        o.clone().into_tensor_arg(),
+        final_state.clone().into_tensor_arg(),
+        kept.clone().map(CubeTensor::into_tensor_arg).into(),
+        scale as f32,
+        plan,
+    );
+    Outputs { o, final_state, kept }
+}
+
+/// How many.
+pub(crate) fn kept_states(time: usize, keep_states: bool) -> usize {
+    if keep_states { (time - 1) / SEGMENT_TOKENS } else { 0 }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn recurrent_kernel(
+    q: &Tensor<f32>,
+    k: &Tensor<f32>,
+    v: &Tensor<f32>,
+    g: &Tensor<f32>,
+    beta: &Tensor<f32>,
+    initial_state: ComptimeOption<&Tensor<f32>>,
+    o: &mut Tensor<f32>,
+    final_state: &mut Tensor<f32>,
+    mut kept: ComptimeOption<OwnedTensor<f32>>,
+    scale: f32,
+    #[comptime] plan: Plan,
+) {
+    let (time, value_heads, value_dim) = (o.shape(1), o.shape(2), o.shape(3));
+    let key_dim = final_state.shape(2);
+    let values = comptime!(plan.values());
+    let tiles = value_dim.div_ceil(values);
+    let lane = CUBE_POS / tiles;
+    if lane >= o.shape(0) * value_heads {
+        terminate!();
+    }
+    let (batch, head) = (lane / value_heads, lane % value_heads);
+    let first = CUBE_POS % tiles * values;
+    let slice = UNIT_POS as usize % plan.slices;
+    let column = UNIT_POS as usize / plan.slices;
+
+    let mut state = Array::<f32>::new(comptime!(plan.rows * plan.width));
+    #[unroll]
+    for i in 0..plan.rows * plan.width {
+        let (d, e) = (i / plan.width * plan.slices + slice, first + i % plan.width * plan.columns + column);
+        state[i] = 0.0f32;
+        #[comptime]
+        match initial_state {
+            ComptimeOption::Some(initial) => {
+                if d < key_dim && e < value_dim {
+                    state[i] = initial[at(initial, batch, head, d, e)];
+                }
+            }
+            ComptimeOption::None => {}
+        }
+    }
+
+    let mut segment = Segment::new(plan);
+    let mut partial_sums = Shared::<[f32]>::new_slice(plan.partial_sums());
+    let mut written = Array::<f32>::new(plan.width);
+    // What the units of a column sum up: the read of each value channel, then the prediction.
+    let mut sums = Array::<f32>::new(comptime!(2 * plan.width));
+    for n in 0..time.div_ceil(plan.tokens) {
+        let start = n * plan.tokens;
+        let tokens = select(time - start < plan.tokens, time - start, plan.tokens.runtime());
+        #[comptime]
+        match &mut kept {
+            ComptimeOption::Some(kept) => {
+                if start > 0 && start % SEGMENT_TOKENS == 0 {
+                    store(&state, kept, start / SEGMENT_TOKENS - 1, lane, first, plan);
+                }
+            }
+            ComptimeOption::None => {}
+        }
+        sync_cube(); // The segment before has been read.
+        segment.load(q, k, v, g, beta, batch, head, start, tokens, first, plan);
+        sync_cube();
+
+        #[unroll]
+        for j in 0..plan.width {
+            sums[j] = 0.0f32;
+            sums[plan.width + j] = 0.0f32;
+        }
+        #[unroll]
+        for row in 0..plan.rows {
+            let k = segment.k_decayed[row * plan.slices + slice];
+            #[unroll]
+            for j in 0..plan.width {
+                sums[plan.width + j] += k * state[row * plan.width + j];
+            }
+        }
+        sum_over_column(&mut sums, &mut partial_sums, 0, plan);
+
+        for t in 0..tokens {
+            #[unroll]
+            for j in 0..plan.width {
+                let v = segment.v[t * values + j * plan.columns + column];
+                written[j] = segment.beta[t] * (v - sums[plan.width + j]);
+                sums[j] = 0.0f32;
+                sums[plan.width + j] = 0.0f32;
+            }
+            // The last token predicts nothing: the next segment starts with its own.
+            let next = select(t + 1 < tokens, t + 1, t);
+            #[unroll]
+            for row in 0..plan.rows {
+                let d = t * comptime!(plan.padded_keys()) + row * plan.slices + slice;
+                let d_next = next * comptime!(plan.padded_keys()) + row * plan.slices + slice;
+                let (power, change) = (segment.power[d], segment.change[d]);
+                let (k, q, k_next) = (segment.k[d], segment.q[d], segment.k_decayed[d_next]);
+                #[unroll]
+                for j in 0..plan.width {
+                    let i = comptime!(row * plan.width + j);
+                    let x = power * state[i] + (change * state[i] + k * written[j]);
+                    state[i] = x;
+                    sums[j] += q * x;
+                    sums[plan.width + j] += k_next * x;
+                }
+            }
+            sum_over_column(&mut sums, &mut partial_sums, (t + 1) % 2, plan);
+            if slice == 0 {
+                #[unroll]
+                for j in 0..plan.width {
+                    let e = first + j * plan.columns + column;
+                    if e < value_dim {
+                        let i = at(&*o, batch, start + t, head, e);
+                        o[i] = scale * sums[j];
+                    }
+                }
+            }
+        }
+    }
+
+    store(&state, final_state, batch, head, first, plan);
+}
+
+/// The cube's part of the state, to the matrix `[a, b]` of a tensor `[.., .., K, V]`.
+#[cube]
+fn store(state: &Array<f32>, to: &mut Tensor<f32>, a: usize, b: usize, first: usize, #[comptime] plan: Plan) {
+    let slice = UNIT_POS as usize % plan.slices;
+    let column = UNIT_POS as usize / plan.slices;
+    #[unroll]
+    for i in 0..plan.rows * plan.width {
+        let (d, e) = (i / plan.width * plan.slices + slice, first + i % plan.width * plan.columns + column);
+        if d < to.shape(2) && e < to.shape(3) {
+            let place = at(&*to, a, b, d, e);
+            to[place] = state[i];
+        }
+    }
+}
+
+/// Every unit gets the sums over all units of its column.
+///
+/// Without plane operations partial sums go by way of shared memory, in turn to its halves 0 and 1, so that one barrier
+/// per sum is enough.
+#[cube]
+fn sum_over_column(sums: &mut Array<f32>, partial_sums: &mut Shared<[f32]>, half: usize, #[comptime] plan: Plan) {
+    let count = comptime!(2 * plan.width);
+    if comptime!(plan.planes) {
+        #[unroll]
+        for j in 0..count {
+            #[unroll]
+            for bit in 0..comptime!(plan.slices.ilog2()) {
+                sums[j] += plane_shuffle_xor(sums[j], comptime!(1u32 << bit));
+            }
+        }
+    } else if comptime!(plan.slices > 1) {
+        let units = comptime!(plan.units());
+        let unit = UNIT_POS as usize;
+        let mine = half * count * units + unit;
+        #[unroll]
+        for j in 0..count {
+            partial_sums[mine + j * units] = sums[j];
+        }
+        sync_cube();
+        let column = half * count * units + unit / plan.slices * plan.slices;
+        #[unroll]
+        for j in 0..count {
+            sums[j] = partial_sums[column + j * units];
+            #[unroll]
+            for slice in 1..plan.slices {
+                sums[j] += partial_sums[column + j * units + slice];
+            }
+        }
+    }
+}
+
+/// The place of an element.
+#[cube]
+pub(super) fn at(x: &Tensor<f32>, a: usize, b: usize, c: usize, d: usize) -> usize {
+    a * x.stride(0) + b * x.stride(1) + c * x.stride(2) + d * x.stride(3)
+}
