@@ -131,7 +131,7 @@ fn recurrent_kernel(
         #[comptime]
         match &mut kept {
             ComptimeOption::Some(kept) => {
-                if start > 0 && start % SEGMENT_TOKENS == 0 {
+                if start > 0 && start.is_multiple_of(SEGMENT_TOKENS) {
                     store(&state, kept, start / SEGMENT_TOKENS - 1, lane, first, plan);
                 }
             }
