@@ -7,11 +7,12 @@ const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
-/// `exp(g) = power + change`, `g <= 0`: `power` is a power of two, and `change` is at most half of it.
+/// `exp(g) = power (1 + change)`, `g <= 0`: `power` is a power of two, and `change` is in `-0.3..=0.42`.
 ///
-/// `power S` is exact, so a decay near 1, whose `change` is small and precise, rounds like `S` does: not the same way at
-/// every token, as the product with a rounded `exp(g)` would. Both are 0 where `exp(g)` is below the normal numbers, and
-/// at `-inf`.
+/// `D = power S` is exact, so with a decay near 1, whose `change` is small and precise, `D + change D` rounds like `S`
+/// does: not the same way at every token, as the product with a rounded `exp(g)` would. Nor may a compiler make that
+/// product of it, as some do of `power S + (power change) S`. `power` is 0 where `exp(g)` is below the normal numbers,
+/// and at `-inf`.
 #[cube]
 pub(super) fn decay_parts(g: f32) -> (f32, f32) {
     let x = select(g < -88.0f32, -88.0f32, g);
@@ -25,5 +26,5 @@ pub(super) fn decay_parts(g: f32) -> (f32, f32) {
     tail = tail * r + comptime!(1.0f32 / 6.0);
     tail = tail * r + 0.5f32;
     let power = f32::reinterpret(u32::cast_from(n + 127.0f32) << 23u32);
-    (power, power * (tail * r * r + r))
+    (power, tail * r * r + r)
 }

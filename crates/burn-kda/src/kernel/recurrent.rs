@@ -175,7 +175,8 @@ fn recurrent_kernel(
                 #[unroll]
                 for j in 0..plan.width {
                     let i = comptime!(row * plan.width + j);
-                    let x = power * state[i] + (change * state[i] + k * written[j]);
+                    let decayed = power * state[i];
+                    let x = decayed + (change * decayed + k * written[j]);
                     state[i] = x;
                     sums[j] += q * x;
                     sums[plan.width + j] += k_next * x;

@@ -70,7 +70,7 @@ impl Segment {
                 self.power[i] = power;
                 self.change[i] = change;
                 self.k[i] = key;
-                self.k_decayed[i] = (power + change) * key;
+                self.k_decayed[i] = (power + power * change) * key;
                 self.q[i] = q[at(q, batch, t, key_head, d)];
             }
         }
