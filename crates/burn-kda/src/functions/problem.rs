@@ -115,6 +115,11 @@ impl Dims {
     pub fn lanes(&self) -> usize {
         self.batch * self.value_heads
     }
+
+    /// The wider of key and value dim.
+    pub fn width(&self) -> usize {
+        self.key_dim.max(self.value_dim)
+    }
 }
 
 impl KdaInput {
