@@ -11,5 +11,3 @@ mod tiles;
 pub(crate) use backward::{Cotangents, chunk_backward};
 pub(crate) use forward::chunk_forward;
 pub(crate) use recurrence::recurrence;
-#[cfg(any(feature = "ndarray", feature = "flex"))]
-pub(crate) use tiles::SEGMENT_TOKENS;
