@@ -310,7 +310,6 @@ mod small_cases {
     }
 }
 
-/// The same tests, with every operation of the plain algorithm differentiated by Burn.
 #[test]
 fn the_plain_algorithm_passes_them_too() {
     platform::again_in_plain_operations();

@@ -58,14 +58,17 @@ fn hold<B: Host<T>, T>(KdaTensors { q, k, v, g, beta }: KdaTensors<B>) -> [B::He
 /// `KdaOps` of a backend that is a `Host` of f32 and f64.
 macro_rules! native_ops {
     ($backend:ty) => {
-        impl $crate::ops::KdaOps for $backend {
+        impl KdaOps for $backend {
             fn kda_chunk(
                 inputs: KdaTensors<Self>,
                 initial_state: MaybeTensor<Self>,
                 scale: f64,
-                _chunk_size: usize,
+                chunk_size: usize,
                 keep_states: bool,
             ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
+                if Mode::current() == Mode::Plain {
+                    return ops::plain_chunk(inputs, initial_state, scale, chunk_size, keep_states);
+                }
                 match inputs.q.dtype() {
                     DType::F64 => native::forward::<Self, f64>(inputs, initial_state, scale, keep_states),
                     _ => native::forward::<Self, f32>(inputs, initial_state, scale, keep_states),
@@ -78,8 +81,8 @@ macro_rules! native_ops {
                 initial_state: MaybeTensor<Self>,
                 scale: f64,
             ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-                if inputs.q.shape()[1] > 1 {
-                    return $crate::ops::recurrence(inputs, initial_state, scale);
+                if inputs.q.shape()[1] > 1 || Mode::current() == Mode::Plain {
+                    return ops::plain_recurrent(inputs, initial_state, scale);
                 }
                 let (o, final_state, _) = Self::kda_chunk(inputs, initial_state, scale, 1, false);
                 (o, final_state)
@@ -92,9 +95,12 @@ macro_rules! native_ops {
                 d_o: MaybeTensor<Self>,
                 d_final_state: MaybeTensor<Self>,
                 scale: f64,
-                _chunk_size: usize,
+                chunk_size: usize,
             ) -> (KdaTensors<Self>, MaybeTensor<Self>) {
                 let cotangents = [d_o, d_final_state];
+                if Mode::current() == Mode::Plain {
+                    return ops::plain_backward(inputs, initial_state, states, cotangents, scale, chunk_size);
+                }
                 match inputs.q.dtype() {
                     DType::F64 => native::backward::<Self, f64>(inputs, initial_state, states, cotangents, scale),
                     _ => native::backward::<Self, f32>(inputs, initial_state, states, cotangents, scale),

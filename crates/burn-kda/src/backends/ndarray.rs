@@ -7,7 +7,7 @@ use burn_ndarray::{NdArray, NdArrayTensor, SharedArray};
 use ndarray::{ArrayD, ArrayViewD};
 
 use super::native::{self, Host, native_ops};
-use crate::ops::{KdaTensors, MaybeTensor};
+use crate::ops::{self, KdaOps, KdaTensors, MaybeTensor, Mode};
 
 tensor_bridge!(NdArray);
 native_ops!(NdArray);
