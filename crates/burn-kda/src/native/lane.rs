@@ -62,24 +62,20 @@ impl<T: Real> WithSimd for Lane<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        match (S::F32_LANES, size_of::<T>()) {
-            (1, _) => self.vectors_of::<8, false>(),
-            (16, 4) => self.vectors_of::<16, true>(),
-            _ => self.vectors_of::<8, true>(),
-        }
+    fn with_simd<S: Simd>(self, simd: S) {
+        if S::IS_SCALAR { self.go::<S, false>(simd) } else { self.go::<S, true>(simd) }
     }
 }
 
 impl<T: Real> Lane<'_, T> {
     #[inline(always)]
-    fn vectors_of<const L: usize, const FMA: bool>(mut self) {
+    fn go<S: Simd, const FMA: bool>(mut self, simd: S) {
         let (time, key_dim) = self.q.dim();
         let value_dim = self.v.ncols();
-        let (width, rows) = (key_dim.next_multiple_of(L), value_dim.next_multiple_of(ROWS));
+        let (width, rows) = (key_dim.next_multiple_of(T::lanes::<S>()), value_dim.next_multiple_of(ROWS));
         let capacity = KEEP_EVERY.min(time);
         let mut segment = Segment::new(width, capacity);
-        let mut pass = Pass::<T, L>::new(width, capacity);
+        let mut pass = Pass::new(width, capacity);
         let mut d_state = vec![T::zero(); rows * width];
         if let Some(d_final_state) = self.d_final_state {
             transpose(d_final_state, &mut d_state, width);
@@ -114,8 +110,9 @@ impl<T: Real> Lane<'_, T> {
                 (before.chunks_exact(ROWS * width).zip(d_state.chunks_exact_mut(ROWS * width))).enumerate()
             {
                 let at = |x: &[T], n: usize| -> [T; ROWS] { std::array::from_fn(|r| x[n * rows + j * ROWS + r]) };
-                pass.forward::<FMA>(&segment, before, beta, |n| at(&v, n));
-                pass.backward::<FMA>(
+                pass.forward(simd, &segment, before, beta, |n| at(&v, n));
+                pass.backward(
+                    simd,
                     &segment,
                     d_state,
                     beta,
@@ -127,9 +124,9 @@ impl<T: Real> Lane<'_, T> {
             }
 
             for (n, t) in tokens.enumerate() {
-                paste(&pass.dq.as_flattened()[n * width..][..key_dim], self.dq.row_mut(t));
-                paste(&pass.dk.as_flattened()[n * width..][..key_dim], self.dk.row_mut(t));
-                paste(&pass.dg.as_flattened()[n * width..][..key_dim], self.dg.row_mut(t));
+                paste(&pass.dq[n * width..][..key_dim], self.dq.row_mut(t));
+                paste(&pass.dk[n * width..][..key_dim], self.dk.row_mut(t));
+                paste(&pass.dg[n * width..][..key_dim], self.dg.row_mut(t));
                 paste(&dv[n * rows..][..value_dim], self.dv.row_mut(t));
                 self.d_beta[t] = pass.d_beta[n];
             }
@@ -147,167 +144,169 @@ fn transpose<T: Real>(from: ArrayView2<T>, to: &mut [T], width: usize) {
     }
 }
 
-/// What the value channels of a lane leave behind in one segment; `L` is a vector.
-struct Pass<T, const L: usize> {
-    /// Vectors of a row.
-    len: usize,
-    /// States before and after each token, `[tokens + 1, ROWS, len]`, of some rows.
-    states: Vec<[T; L]>,
+/// What the value channels of a lane leave behind in one segment.
+struct Pass<T> {
+    /// `K`, padded to whole vectors.
+    width: usize,
+    /// States before and after each token, `[tokens + 1, ROWS, K]`, of some rows.
+    states: Vec<T>,
     /// Writes `u` and errors `e` of those rows, `[tokens]`.
     writes: Vec<[T; ROWS]>,
     errors: Vec<[T; ROWS]>,
-    /// Sums over all rows, `[tokens, len]`.
-    dq: Vec<[T; L]>,
-    dk: Vec<[T; L]>,
-    dg: Vec<[T; L]>,
+    /// Sums over all rows, `[tokens, K]`.
+    dq: Vec<T>,
+    dk: Vec<T>,
+    dg: Vec<T>,
     /// `[tokens]`.
     d_beta: Vec<T>,
+    /// A row.
+    zero: Vec<T>,
 }
 
-impl<T: Real, const L: usize> Pass<T, L> {
+impl<T: Real> Pass<T> {
     fn new(width: usize, tokens: usize) -> Self {
-        let len = width / L;
-        let vectors = |count: usize| vec![[T::zero(); L]; count * len];
+        let rows = |count: usize| vec![T::zero(); count * width];
         Self {
-            len,
-            states: vectors((tokens + 1) * ROWS),
+            width,
+            states: rows((tokens + 1) * ROWS),
             writes: vec![[T::zero(); ROWS]; tokens],
             errors: vec![[T::zero(); ROWS]; tokens],
-            dq: vectors(tokens),
-            dk: vectors(tokens),
-            dg: vectors(tokens),
+            dq: rows(tokens),
+            dk: rows(tokens),
+            dg: rows(tokens),
             d_beta: vec![T::zero(); tokens],
+            zero: rows(1),
         }
     }
 
     fn reset(&mut self) {
-        for sums in [&mut self.dq, &mut self.dk, &mut self.dg] {
-            sums.fill([T::zero(); L]);
+        for sums in [&mut self.dq, &mut self.dk, &mut self.dg, &mut self.d_beta] {
+            sums.fill(T::zero());
         }
-        self.d_beta.fill(T::zero());
     }
 
     /// The recurrence again, as [`Task`](super::task::Task), keeping all states of some rows.
     #[inline(always)]
-    fn forward<const FMA: bool>(
+    fn forward<S: Simd>(
         &mut self,
+        simd: S,
         segment: &Segment<T>,
         before: &[T],
         beta: ArrayView1<T>,
         v: impl Fn(usize) -> [T; ROWS],
     ) {
-        let len = self.len;
-        let [k_decayed, k, decay] = [&segment.k_decayed, &segment.k, &segment.decay].map(|x| x.as_chunks::<L>().0);
-        self.states[..ROWS * len].copy_from_slice(before.as_chunks::<L>().0);
-        let mut sums = [[T::zero(); L]; ROWS];
-        for (sum, row) in sums.iter_mut().zip(self.states.chunks_exact(len)) {
-            for (k, x) in k_decayed[..len].iter().zip(row) {
-                for l in 0..L {
-                    sum[l] = k[l].fma::<FMA>(x[l], sum[l]);
-                }
+        let width = self.width;
+        self.states[..ROWS * width].copy_from_slice(before);
+        let mut sums = [T::splat(simd, T::zero()); ROWS];
+        let k = T::vectors::<S>(&segment.k_decayed[..width]);
+        for (sum, state) in sums.iter_mut().zip(before.chunks_exact(width)) {
+            for (&k, &x) in k.iter().zip(T::vectors::<S>(state)) {
+                *sum = T::vector_mul_add(simd, k, x, *sum);
             }
         }
         for (n, &beta) in beta.iter().enumerate() {
-            let (v, predicted) = (v(n), sums.map(total));
+            let (v, predicted) = (v(n), sums.map(|x| T::total(simd, x)));
             let error: [T; ROWS] = std::array::from_fn(|r| v[r] - predicted[r]);
             let write = error.map(|error| beta * error);
             (self.writes[n], self.errors[n]) = (write, error);
 
-            let (this, next) = (n * len..(n + 1) * len, (n + 1) * len..(n + 2) * len);
-            let (k, decay, k_next) = (&k[this.clone()], &decay[this], &k_decayed[next]);
-            let (old, new) = self.states[n * ROWS * len..(n + 2) * ROWS * len].split_at_mut(ROWS * len);
-            sums = [[T::zero(); L]; ROWS];
-            for (r, (old, new)) in old.chunks_exact(len).zip(new.chunks_exact_mut(len)).enumerate() {
-                for ((((old, new), k), decay), k_next) in old.iter().zip(new).zip(k).zip(decay).zip(k_next) {
-                    for l in 0..L {
-                        let x = decay[l].fma::<FMA>(old[l], k[l] * write[r]);
-                        new[l] = x;
-                        sums[r][l] = k_next[l].fma::<FMA>(x, sums[r][l]);
-                    }
+            let k = T::vectors::<S>(&segment.k[n * width..][..width]);
+            let decay = T::vectors::<S>(&segment.decay[n * width..][..width]);
+            let k_next = T::vectors::<S>(&segment.k_decayed[(n + 1) * width..][..width]);
+            let (old, new) = self.states[n * ROWS * width..][..2 * ROWS * width].split_at_mut(ROWS * width);
+            for (r, (old, new)) in old.chunks_exact(width).zip(new.chunks_exact_mut(width)).enumerate() {
+                let (write, mut sum) = (T::splat(simd, write[r]), T::splat(simd, T::zero()));
+                let states = T::vectors::<S>(old).iter().zip(T::vectors_mut::<S>(new));
+                for ((((&old, new), &k), &decay), &k_next) in states.zip(k).zip(decay).zip(k_next) {
+                    let x = T::vector_mul_add(simd, decay, old, T::vector_mul(simd, k, write));
+                    *new = x;
+                    sum = T::vector_mul_add(simd, k_next, x, sum);
                 }
+                sums[r] = sum;
             }
         }
     }
 
     /// Takes the cotangent of the state after the segment to the one before it; `dv` is given each token's.
     #[inline(always)]
-    fn backward<const FMA: bool>(
+    fn backward<S: Simd>(
         &mut self,
+        simd: S,
         segment: &Segment<T>,
         d_state: &mut [T],
         beta: ArrayView1<T>,
         d_o: impl Fn(usize) -> [T; ROWS],
         mut dv: impl FnMut(usize, [T; ROWS]),
     ) {
-        let len = self.len;
-        let [q, k, decay] = [&segment.q, &segment.k, &segment.decay].map(|x| x.as_chunks::<L>().0);
-        let of_token = |x: &[[T; L]], n: usize| -> std::ops::Range<usize> {
-            debug_assert!((n + 1) * len <= x.len());
-            n * len..(n + 1) * len
-        };
-        let d_state = d_state.as_chunks_mut::<L>().0;
+        let width = self.width;
+        let zero = T::splat(simd, T::zero());
+        let splat = |x: [T; ROWS]| x.map(|x| T::splat(simd, x));
         let last = beta.len() - 1;
 
         // The read of the last token, and what its write receives.
-        let mut du = [[T::zero(); L]; ROWS];
+        let mut du = [zero; ROWS];
         let mut read = d_o(last);
-        for (r, row) in d_state.chunks_exact_mut(len).enumerate() {
-            for ((x, q), k) in row.iter_mut().zip(&q[of_token(q, last)]).zip(&k[of_token(k, last)]) {
-                for l in 0..L {
-                    x[l] = q[l].fma::<FMA>(read[r], x[l]);
-                    du[r][l] = k[l].fma::<FMA>(x[l], du[r][l]);
-                }
+        let q = T::vectors::<S>(&segment.q[last * width..][..width]);
+        let k = T::vectors::<S>(&segment.k[last * width..][..width]);
+        for (r, row) in d_state.chunks_exact_mut(width).enumerate() {
+            let read = T::splat(simd, read[r]);
+            for ((x, &q), &k) in T::vectors_mut::<S>(row).iter_mut().zip(q).zip(k) {
+                *x = T::vector_mul_add(simd, q, read, *x);
+                du[r] = T::vector_mul_add(simd, k, *x, du[r]);
             }
         }
-        let none = vec![[T::zero(); L]; len];
         for (n, &beta) in beta.iter().enumerate().rev() {
-            let (d_write, write, error) = (du.map(total), self.writes[n], self.errors[n]);
+            let (d_write, write, error) = (du.map(|x| T::total(simd, x)), self.writes[n], self.errors[n]);
             let d_error = d_write.map(|x| beta * x);
             dv(n, d_error);
             let mut write_read = T::zero();
             for r in 0..ROWS {
-                self.d_beta[n] = d_write[r].fma::<FMA>(error[r], self.d_beta[n]);
-                write_read = write[r].fma::<FMA>(read[r], write_read);
+                self.d_beta[n] = self.d_beta[n] + d_write[r] * error[r];
+                write_read = write_read + write[r] * read[r];
             }
-
-            let this = of_token(k, n);
-            let (k_this, decay) = (&k[this.clone()], &decay[this.clone()]);
-            let (q_before, k_before) = match n {
-                0 => (&none[..], &none[..]),
-                _ => (&q[of_token(q, n - 1)], &k[of_token(k, n - 1)]),
+            // The token before, whose read joins the cotangent in the same pass.
+            let (q_before, k_before, read_before) = match n {
+                0 => (&self.zero[..], &self.zero[..], [T::zero(); ROWS]),
+                _ => (&segment.q[(n - 1) * width..][..width], &segment.k[(n - 1) * width..][..width], d_o(n - 1)),
             };
-            let read_before = if n == 0 { [T::zero(); ROWS] } else { d_o(n - 1) };
-            let states = &self.states[n * ROWS * len..(n + 1) * ROWS * len];
-            let states: [&[[T; L]]; ROWS] = std::array::from_fn(|r| &states[r * len..][..len]);
-            let (dq, dk, dg) = (&mut self.dq[this.clone()], &mut self.dk[this.clone()], &mut self.dg[this]);
-            du = [[T::zero(); L]; ROWS];
-            for c in 0..len {
-                let (k, a, q_before, k_before) = (&k_this[c], &decay[c], &q_before[c], &k_before[c]);
-                let [mut by_read, mut by_write, mut by_error, mut by_decay] = [[T::zero(); L]; 4];
+
+            let this = n * width..(n + 1) * width;
+            let [k, decay] = [&segment.k, &segment.decay].map(|x| T::vectors::<S>(&x[this.clone()]));
+            let (q_before, k_before) = (T::vectors::<S>(q_before), T::vectors::<S>(k_before));
+            let dq = T::vectors_mut::<S>(&mut self.dq[this.clone()]);
+            let dk = T::vectors_mut::<S>(&mut self.dk[this.clone()]);
+            let dg = T::vectors_mut::<S>(&mut self.dg[this]);
+            let states = &self.states[n * ROWS * width..][..ROWS * width];
+            let states: [_; ROWS] = std::array::from_fn(|r| T::vectors::<S>(&states[r * width..][..width]));
+            let mut rows = d_state.chunks_exact_mut(width);
+            let d_state: [_; ROWS] = std::array::from_fn(|_| T::vectors_mut::<S>(rows.next().expect("ROWS rows")));
+
+            let write_read = T::splat(simd, write_read);
+            let (erase, read_now, read_next) = (splat(d_error.map(|x| -x)), splat(read), splat(read_before));
+            let (written, erased_by) = (splat(write), splat(d_error));
+            du = [zero; ROWS];
+            for c in 0..k.len() {
+                let (k, a, q_before, k_before) = (k[c], decay[c], q_before[c], k_before[c]);
+                let [mut by_read, mut by_write, mut by_error, mut by_decay] = [zero; 4];
                 for r in 0..ROWS {
-                    let (s, d) = (&states[r][c], &mut d_state[r * len + c]);
-                    for l in 0..L {
-                        by_read[l] = s[l].fma::<FMA>(read[r], by_read[l]);
-                        by_write[l] = d[l].fma::<FMA>(write[r], by_write[l]);
-                        by_error[l] = s[l].fma::<FMA>(d_error[r], by_error[l]);
-                        let erased = k[l].fma::<FMA>(-d_error[r], d[l]);
-                        by_decay[l] = s[l].fma::<FMA>(erased, by_decay[l]);
-                        d[l] = a[l].fma::<FMA>(erased, q_before[l] * read_before[r]);
-                        du[r][l] = k_before[l].fma::<FMA>(d[l], du[r][l]);
-                    }
+                    let (s, d) = (states[r][c], d_state[r][c]);
+                    by_read = T::vector_mul_add(simd, s, read_now[r], by_read);
+                    by_write = T::vector_mul_add(simd, d, written[r], by_write);
+                    by_error = T::vector_mul_add(simd, s, erased_by[r], by_error);
+                    let erased = T::vector_mul_add(simd, k, erase[r], d);
+                    by_decay = T::vector_mul_add(simd, s, erased, by_decay);
+                    let d = T::vector_mul_add(simd, a, erased, T::vector_mul(simd, q_before, read_next[r]));
+                    d_state[r][c] = d;
+                    du[r] = T::vector_mul_add(simd, k_before, d, du[r]);
                 }
-                for l in 0..L {
-                    dq[c][l] = dq[c][l] + a[l].fma::<FMA>(by_read[l], k[l] * write_read);
-                    dk[c][l] = dk[c][l] + (by_write[l] - a[l] * by_error[l]);
-                    dg[c][l] = a[l].fma::<FMA>(by_decay[l], dg[c][l]);
-                }
+                dq[c] =
+                    T::vector_add(simd, dq[c], T::vector_mul_add(simd, a, by_read, T::vector_mul(simd, k, write_read)));
+                let erased = T::vector_mul(simd, a, by_error);
+                dk[c] =
+                    T::vector_add(simd, dk[c], T::vector_mul_add(simd, T::splat(simd, -T::one()), erased, by_write));
+                dg[c] = T::vector_mul_add(simd, a, by_decay, dg[c]);
             }
             read = read_before;
         }
     }
-}
-
-#[inline(always)]
-fn total<T: Real, const L: usize>(x: [T; L]) -> T {
-    x.into_iter().fold(T::zero(), |sum, x| sum + x)
 }
