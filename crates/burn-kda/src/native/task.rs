@@ -122,11 +122,11 @@ impl<T: Real> Task<'_, T> {
         for start in (0..columns).step_by(W) {
             let span = start..columns.min(start + W);
             let block = self.state.as_ref().map(|state| state.slice(s![.., span.clone()]));
+            // Zeros without a state, so that a NaN in `g` passes.
+            let row = |d: usize| block.as_ref().map_or([T::zero(); W], |block| load::<T, W>(block.row(d)));
             let (mut predicted, mut read) = ([T::zero(); W], [T::zero(); W]);
-            for (row, (&k, &q)) in
-                block.iter().flat_map(|block| block.rows()).zip(segment.k_decayed.iter().zip(&segment.q_decayed))
-            {
-                let row = load::<T, W>(row);
+            for (d, (&k, &q)) in segment.k_decayed.iter().zip(&segment.q_decayed).take(key_dim).enumerate() {
+                let row = row(d);
                 for j in 0..W {
                     predicted[j] = k.fma::<FMA>(row[j], predicted[j]);
                     read[j] = q.fma::<FMA>(row[j], read[j]);
@@ -139,11 +139,10 @@ impl<T: Real> Task<'_, T> {
                 o[j] = self.scale * qk.fma::<FMA>(u[j], read[j]);
             }
             paste(&o[..span.len()], self.o.slice_mut(s![0, span.clone()]));
-            let mut rows = block.as_ref().map(|block| block.rows().into_iter());
             for (d, mut next) in self.final_state.slice_mut(s![.., span.clone()]).rows_mut().into_iter().enumerate() {
                 let (decay, k) = (segment.decay[d], segment.k[d]);
                 let left_out = segment.carry[d] * decay;
-                let row = rows.as_mut().and_then(Iterator::next).map_or([T::zero(); W], load::<T, W>);
+                let row = row(d);
                 let mut x = [T::zero(); W];
                 for j in 0..W {
                     x[j] = decay.fma::<FMA>(row[j], left_out.fma::<FMA>(row[j], k * u[j]));
