@@ -219,7 +219,6 @@ fn grouped_heads_sum_over_their_group() {
     report.finish();
 }
 
-/// The same tests, with every operation of the plain algorithm differentiated by Burn.
 #[test]
 fn the_plain_algorithm_passes_them_too() {
     common::platform::again_in_plain_operations();

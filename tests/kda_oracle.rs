@@ -111,6 +111,16 @@ fn large_batch_of_long_sequences() {
     report.finish();
 }
 
+/// Enough of them to be cut in time, where something of the initial state is still left.
+#[test]
+fn large_batch_that_remembers() {
+    let fixture = Fixture::open("regimes");
+    let mut report = Report::new("regimes/mild/random/unit delayed");
+    let forms = [Form::Chunk(16), Form::Chunk(64), Form::Recurrent];
+    Problem::of_fixture(&fixture.case("mild/random/unit")).delayed(100).repeated(40).check(&forms, &mut report);
+    report.finish();
+}
+
 #[test]
 fn every_case_is_tested() {
     for file in ["lengths", "shapes", "scale", "regimes", "packed"] {
@@ -310,7 +320,6 @@ mod small_cases {
     }
 }
 
-/// The same tests, with every operation of the plain algorithm differentiated by Burn.
 #[test]
 fn the_plain_algorithm_passes_them_too() {
     platform::again_in_plain_operations();

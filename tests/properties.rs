@@ -164,3 +164,35 @@ proptest! {
         }
     }
 }
+
+/// A NaN of any input reaches the outputs of its batch row, at the first token already, and no other row.
+#[test]
+fn a_nan_passes_and_stays_in_its_row() {
+    for time in [1, 2, 40] {
+        let right = Recipe { batch: 3, time, state: false, decay: Decay::Uniform, ..Recipe::default() }.problem();
+        for (platform, device, dtype) in platforms() {
+            for form in [Form::Chunk(64), Form::Recurrent] {
+                let clean = Array::of(right.run(form, right.constants(&device, dtype)).o).values;
+                for input in ["q", "k", "v", "g", "beta"] {
+                    let mut problem = right.clone();
+                    let Problem { q, k, v, g, beta, .. } = &mut problem;
+                    let x = match input {
+                        "q" => q,
+                        "k" => k,
+                        "v" => v,
+                        "g" => g,
+                        _ => beta,
+                    };
+                    let row = x.values.len() / 3;
+                    x.values[row..row + row / time].fill(f64::NAN);
+                    let got = Array::of(problem.run(form, problem.constants(&device, dtype)).o).values;
+                    let row = got.len() / 3;
+                    let what = format!("{platform} {form:?}, T = {time}, NaN in {input}");
+                    assert!(got[row..row + row / time].iter().all(|x| x.is_nan()), "{what}: hidden");
+                    assert_eq!(got[..row], clean[..row], "{what}: row 0");
+                    assert_eq!(got[2 * row..], clean[2 * row..], "{what}: row 2");
+                }
+            }
+        }
+    }
+}

@@ -96,7 +96,7 @@ impl Case {
         // A backtrace takes memory, which may be what there is no more of.
         command.env_remove(PLAIN).env("RUST_BACKTRACE", "0").arg("--case").arg(serde_json::to_string(self)?);
         if self.pass == Pass::Composition {
-            command.env(PLAIN, "1");
+            command.env(PLAIN, "composed");
         }
         let output = command.output()?;
         if output.status.success() {

@@ -81,14 +81,58 @@ impl Problem {
         }
     }
 
-    /// The same sequences `times` over in one batch.
+    /// The same sequences `times` over in one batch, each time with other powers of two before what the answers are
+    /// linear in, so that rows that change places are seen.
     pub fn repeated(mut self, times: usize) -> Self {
-        let Self { q, k, v, g, beta, d_o, d_final_state, o, final_state, initial_state, gradients, .. } = &mut self;
-        let state = initial_state.iter_mut();
-        let gradients = gradients.iter_mut().map(|(_, gradient)| gradient);
-        for array in [q, k, v, g, beta, d_o, d_final_state, o, final_state].into_iter().chain(state).chain(gradients) {
+        // Periods that share no factor with a number of rows that are worked on together.
+        let of_values = |n: usize| [1.0, -2.0, 0.5, -1.0, 2.0][n % 5];
+        let of_cotangents = |n: usize| [1.0, 2.0, -1.0][n % 3];
+        let of_both = |n: usize| of_values(n) * of_cotangents(n);
+        let repeat = |array: &mut Array, factor: &dyn Fn(usize) -> f64| {
             array.shape[0] *= times;
-            array.values = array.values.repeat(times);
+            array.values = (0..times).flat_map(|n| array.values.iter().map(move |x| x * factor(n))).collect();
+        };
+        for array in [&mut self.q, &mut self.k, &mut self.g, &mut self.beta] {
+            repeat(array, &|_| 1.0);
+        }
+        let state = self.initial_state.iter_mut();
+        for array in [&mut self.v, &mut self.o, &mut self.final_state].into_iter().chain(state) {
+            repeat(array, &of_values);
+        }
+        for array in [&mut self.d_o, &mut self.d_final_state] {
+            repeat(array, &of_cotangents);
+        }
+        for (name, gradient) in &mut self.gradients {
+            match *name {
+                "dv" | "dinitial_state" => repeat(gradient, &of_cotangents),
+                _ => repeat(gradient, &of_both),
+            }
+        }
+        self
+    }
+
+    /// One batch row after `tokens` rows that change nothing, so that the initial state comes a long way undiminished.
+    pub fn delayed(mut self, tokens: usize) -> Self {
+        let state = self.initial_state.as_ref().expect("a state that waits");
+        let (_, d_state) = self.gradients.iter().find(|(name, _)| *name == "dinitial_state").expect("its gradient");
+        let [1, .., value_dim] = state.shape[..] else { panic!("one batch row, not {:?}", state.shape) };
+        // The decay of such a row is a factor of the initial state; nothing else of it has a gradient.
+        let products: Vec<_> = state.values.iter().zip(&d_state.values).map(|(s, d_s)| s * d_s).collect();
+        let dg: Vec<f64> = products.chunks(value_dim).map(|row| row.iter().sum()).collect();
+
+        let delay = |array: &mut Array, row: &[f64]| {
+            array.shape[1] += tokens;
+            array.values.splice(0..0, row.repeat(tokens));
+        };
+        let nothing = |array: &mut Array| delay(array, &vec![0.0; array.shape[2..].iter().product()]);
+        let Self { q, k, v, g, beta, d_o, o, .. } = &mut self;
+        [q, k, v, g, beta, d_o, o].into_iter().for_each(nothing);
+        for (name, gradient) in &mut self.gradients {
+            match *name {
+                "dinitial_state" => {}
+                "dg" => delay(gradient, &dg),
+                _ => nothing(gradient),
+            }
         }
         self
     }

@@ -41,13 +41,16 @@ pub fn reflecting_bar(dtype: DType) -> f64 {
     if dtype == DType::F64 { 1e-13 } else { 1e-5 }
 }
 
-/// Runs the tests of this binary again with `BURN_KDA_PLAIN`, which a process reads once.
+/// Runs the tests of this binary again without the kernels: the plain algorithm as one node of the autodiff graph, and
+/// each operation of it differentiated by Burn. A process reads the variable once.
 pub fn again_in_plain_operations() {
     const PLAIN: &str = "BURN_KDA_PLAIN";
     if std::env::var_os(PLAIN).is_some() {
         return;
     }
     let tests = std::env::current_exe().expect("the test binary");
-    let output = std::process::Command::new(tests).env(PLAIN, "1").output().expect("runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    for mode in ["1", "composed"] {
+        let output = std::process::Command::new(&tests).env(PLAIN, mode).output().expect("runs");
+        assert!(output.status.success(), "{PLAIN}={mode}: {}", String::from_utf8_lossy(&output.stdout));
+    }
 }

@@ -10,9 +10,10 @@ set -euo pipefail
 
 root=$(git -C "$(dirname "$0")" rev-parse --show-toplevel)
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
 export CARGO_TARGET_DIR=${FALSIFY_TARGET_DIR:-$root/target/falsify} # kept, so that only burn-kda is built again
 profile=${FALSIFY_PROFILE:-} # e.g. --release, to share its build of the dependencies
+# Cargo takes the last mutant for the crate of any checkout with older files, so its build must not stay.
+trap 'cargo clean --quiet $profile -p burn-kda || true; rm -rf "$scratch"' EXIT
 only=("$@")
 survivors=0
 
@@ -30,17 +31,21 @@ cp -r crates/burn-kda/src unbroken
 
 build() { cargo test --quiet $profile -p burn-kda --test kda_oracle --no-run > build.log 2>&1; }
 
-# Runs the suite and lists the tests that fail.
+# Runs the suite and lists the tests that fail; not the one that is the suite again in other modes.
 suite() {
-    cargo test $profile -p burn-kda --test kda_oracle > suite.log 2>&1 || true
+    cargo test $profile -p burn-kda --test kda_oracle -- --skip the_plain_algorithm > suite.log 2>&1 || true
     grep -q '^test result: ' suite.log || { cat suite.log >&2; abort "the suite did not run"; }
     sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' suite.log | sort
 }
 
+in_plain() { BURN_KDA_PLAIN=1 "$@"; }
+
 # mutant NAME, then FILE OLD NEW as often as needed; each OLD must occur exactly once in crates/burn-kda/src/FILE.
+# In plain/, the suite runs without the kernels: `BURN_KDA_PLAIN`.
 mutant() {
-    local name=$1
+    local name=$1 plain=
     shift
+    if [[ $1 == plain/* ]]; then plain=yes; fi
     [[ ${#only[@]} -eq 0 || " ${only[*]} " == *" $name "* ]] || return 0
     local files=()
     while (($#)); do
@@ -60,7 +65,7 @@ mutant() {
     done
     build || { cat build.log >&2; abort "$name does not compile"; }
     local broken
-    broken=$(suite | comm -13 <(printf '%s\n' "$already") - | wc -l)
+    broken=$(${plain:+in_plain} suite | comm -13 <(printf '%s\n' "$already") - | wc -l)
     if ((broken == 0)); then
         printf 'SURVIVED  %s\n' "$name"
         survivors=$((survivors + 1))
@@ -71,7 +76,7 @@ mutant() {
 }
 
 build || { cat build.log >&2; abort "the crate does not compile as it is"; }
-already=$(suite)
+already=$({ suite; in_plain suite; } | sort -u)
 printf 'unbroken  %-45s %s tests fail\n' "(no mutant)" "$(grep -c . <<< "$already" || true)"
 
 # The gates.
@@ -89,52 +94,215 @@ mutant write_strength_not_doubled gate.rs \
     'if allow_neg_eigval { beta * 2.0 } else { beta }' 'if allow_neg_eigval { beta * 1.0 } else { beta }'
 mutant softplus_through_log_of_one_plus_exp activation.rs \
     'x.mask_fill(negative, 0.0) + decayed.log1p()' '(x.exp() + 1.0).log() + (decayed * 0.0).mask_fill(negative, 0.0)'
+mutant sigmoid_below_zero_as_a_difference activation.rs \
+    'decayed.detach() * constant.clone() + (constant - upper.clone())' 'upper.clone().neg() + 1.0 + (decayed + constant).detach() * 0.0'
+mutant sigmoid_below_zero_without_its_gradient activation.rs \
+    '(constant - upper.clone())' '(constant - upper.clone()).detach()'
 
 # The read scale.
 mutant read_scale_one functions/problem.rs \
     '(head_k_dim as f64).powf(-0.5)' '(head_k_dim as f64).powf(0.0)'
-mutant chunk_scales_the_state functions/chunk.rs \
-    'slice_dim(1, 0..time) * scale,' 'slice_dim(1, 0..time),' \
-    functions/chunk.rs \
+mutant chunk_scales_the_state plain/forward.rs \
+    'slice_dim(1, 0..time) * scale)' 'slice_dim(1, 0..time))' \
+    plain/forward.rs \
     'reshape([batch, value_heads, key_dim, value_dim]),' 'reshape([batch, value_heads, key_dim, value_dim]) * scale,'
-mutant step_scales_the_state functions/step.rs \
-    '.squeeze_dim(2) * scale;' '.squeeze_dim(2);' \
-    functions/step.rs \
-    '(o, state)' '(o, state * scale)'
+mutant recurrence_scales_the_state plain/recurrence.rs \
+    '.swap_dims(1, 2) * scale);' '.swap_dims(1, 2));' \
+    plain/recurrence.rs \
+    'final_state: state }' 'final_state: state * scale }'
 
 # The delta rule.
-mutant chunk_erases_without_beta functions/intra.rs \
-    'merge_inverse(inverse, a_kk * right_beta)' 'merge_inverse(inverse, a_kk + right_beta * 0.0)'
-mutant step_erases_without_beta functions/step.rs \
-    'row(v) - row(k.clone())' 'row(v) * column(beta.unsqueeze_dim(2)) - row(k.clone())' \
-    functions/step.rs \
-    '(error * column(beta.unsqueeze_dim(2)))' 'error'
-mutant step_decays_after_the_write functions/step.rs \
-    'let state = Decay::new(column(g.clone()), column(g.exp())).apply(state);' 'let decay = Decay::new(column(g.clone()), column(g.exp()));' \
-    functions/step.rs \
-    '* (error * column(beta.unsqueeze_dim(2)));' '* (error * column(beta.unsqueeze_dim(2)));
-    let state = decay.apply(state);'
-mutant chunk_first_row_does_not_decay functions/intra.rs \
-    'qk * decay.clone().unsqueeze_dim(0)' 'qk + decay.clone().unsqueeze_dim(0) * 0.0'
-mutant chunk_write_does_not_decay functions/intra.rs \
+mutant chunk_erases_without_beta plain/intra.rs \
+    'between.clone().slice_dim(0, 1..2) * right_beta' 'between.clone().slice_dim(0, 1..2) + right_beta * 0.0'
+mutant recurrence_erases_without_beta plain/recurrence.rs \
+    'row(&v, t) - row(&k, t)' 'row(&v, t) * column(&beta, t) - row(&k, t)' \
+    plain/recurrence.rs \
+    '(error * column(&beta, t))' 'error'
+mutant recurrence_decays_after_the_write plain/recurrence.rs \
+    'state = Decay::new(g.clone(), g.exp()).apply(state);' 'let decay = Decay::new(g.clone(), g.exp());' \
+    plain/recurrence.rs \
+    '* (error * column(&beta, t));' '* (error * column(&beta, t));
+        state = decay.apply(state);'
+mutant chunk_first_row_does_not_decay plain/intra.rs \
+    'qk * decay.clone().unsqueeze_dim(0)' 'qk + decay.clone().unsqueeze_dim::<4>(0) * 0.0'
+mutant chunk_write_does_not_decay plain/intra.rs \
     'keys * (over_right * even.clone()' 'keys * (over_right.ones_like() * even.clone()'
-mutant chunk_state_does_not_decay functions/chunk.rs \
-    'intra.decay.slice(of_chunk.clone()).apply(state) + written' 'state + written'
-mutant decay_as_a_quotient_of_exponentials functions/intra.rs \
+mutant chunk_state_does_not_decay plain/forward.rs \
+    'chunk.decay.clone().apply(state) + written' 'state + written'
+mutant decay_as_a_quotient_of_exponentials plain/intra.rs \
     'log_decay.clone().exp().mask_where(log_decay.clone().lower_elem(-1.0), product);' '((log_decay.clone() * 2.0).exp() + product * 0.0) / log_decay.clone().exp();'
-mutant inverse_without_its_left_factor functions/intra.rs \
+mutant inverse_without_its_left_factor plain/intra.rs \
     'odd.matmul(a).matmul(even).neg()' '(odd.matmul(a) + even * 0.0).neg()'
-mutant inverse_to_first_order functions/intra.rs \
+mutant chunks_of_64_rows plain/tiles.rs \
+    'const EXACT_ROWS: usize = 16;' 'const EXACT_ROWS: usize = 64;'
+mutant inverse_to_first_order plain/intra.rs \
     'odd.matmul(a).matmul(even).neg()' '(a + (odd + even) * 0.0).neg()'
 
+# The gradients of the delta rule: the backward pass is written by hand, and has an error of its own for every term.
+mutant output_cotangent_not_scaled plain/backward.rs \
+    'Some(d_o) => d_o * scale,' 'Some(d_o) => d_o,'
+mutant output_cotangent_ignored backends/autodiff.rs \
+    'filter(|d_o| d_o.shape() == output)' 'filter(|d_o| d_o.shape() != output)'
+mutant final_state_cotangent_ignored backends/autodiff.rs \
+    'expect("no panic while the lock is held").take()' 'expect("no panic while the lock is held").take().filter(|_| false)'
+mutant final_state_adds_to_the_output_cotangent backends/autodiff.rs \
+    'B::float_zeros([1; 4]' 'B::float_ones([1; 4]'
+mutant initial_state_gradient_dropped backends/autodiff.rs \
+    'd_initial_state.into_option()]' 'd_initial_state.into_option().filter(|_| false)]'
+mutant saved_queries_and_keys_swapped backends/autodiff.rs \
+    'let [q, k, v, g, beta] = inputs.map(|id|' 'let [k, q, v, g, beta] = inputs.map(|id|'
+mutant gradients_of_queries_and_keys_swapped backends/autodiff.rs \
+    '[Some(q), Some(k), Some(v)' '[Some(k), Some(q), Some(v)'
+mutant state_cotangent_does_not_decay plain/backward.rs \
+    'chunk.decay.apply(d_after) + d_before' 'd_after + d_before'
+mutant state_cotangent_without_the_queries plain/backward.rs \
+    'let d_before = by_q + by_k;' 'let d_before = by_q * 0.0 + by_k;'
+mutant state_cotangent_without_the_predictions plain/backward.rs \
+    'let d_before = by_q + by_k;' 'let d_before = by_q + by_k * 0.0;'
+mutant predictions_add_to_the_error plain/backward.rs \
+    'vec![d_o, d_error.neg()]' 'vec![d_o, d_error]'
+mutant writes_without_the_outputs_of_their_chunk plain/backward.rs \
+    'chunk.scores_qk.swap_dims(1, 2).matmul(d_o.clone());' 'chunk.scores_qk.swap_dims(1, 2).matmul(d_o.clone()) * 0.0;'
+mutant writes_without_the_state_after_the_chunk plain/backward.rs \
+    'd_write + chunk.k_to_end.clone()' 'd_write + (chunk.k_to_end.clone() * 0.0)'
+mutant solve_forwards_in_the_backward_pass plain/backward.rs \
+    'chunk.inverse.swap_dims(1, 2).matmul(d_write)' 'chunk.inverse.matmul(d_write)'
+mutant dv_without_beta plain/backward.rs \
+    'd_solve.clone() * chunk.beta' 'd_solve.clone() + chunk.beta * 0.0'
+mutant dbeta_times_beta plain/backward.rs \
+    '(all(|step| &step.d_solve) * left)' '(all(|step| &step.d_error) * left)'
+mutant dbeta_without_what_earlier_writes_took plain/backward.rs \
+    'intra.taken_by(write.clone());' 'intra.taken_by(write.clone()) * 0.0;'
+mutant dq_and_dk_without_the_state plain/backward.rs \
+    'd_reads.clone().matmul(before.clone()' '(d_reads.clone() * 0.0).matmul(before.clone()'
+mutant dq_without_its_own_token plain/intra.rs \
+    'dq + k * diagonal.clone()' 'dq + k * diagonal.clone() * 0.0'
+mutant dk_without_its_own_token plain/intra.rs \
+    '+ q * diagonal;' '+ q * diagonal * 0.0;'
+mutant dk_without_the_state_after_the_chunk plain/intra.rs \
+    'dk + k_to_end.reshape([m, c, dim])' 'dk + k_to_end.reshape([m, c, dim]) * 0.0'
+mutant dk_without_the_queries_that_read_it plain/intra.rs \
+    '(d_rows, by_q + by_k)' '(d_rows, by_q * 0.0 + by_k)'
+mutant dk_without_the_keys_that_erase_it plain/intra.rs \
+    '(d_rows, by_q + by_k)' '(d_rows, by_q + by_k * 0.0)'
+mutant row_cotangents_not_decayed_over_the_left_block plain/intra.rs \
+    '* over_left.unsqueeze_dim(0);' '+ over_left.unsqueeze_dim::<4>(0) * 0.0;'
+mutant key_cotangents_not_decayed_over_the_right_block plain/intra.rs \
+    'slice_dim(1, left.clone()) * over_right;' 'slice_dim(1, left.clone()) + over_right * 0.0;'
+mutant dg_without_its_own_row plain/intra.rs \
+    'log_decay.reshape([m, c, dim]) + (by_q + by_k)' 'log_decay.reshape([m, c, dim]) + (by_q + by_k) * 0.0'
+mutant dg_without_the_later_rows plain/intra.rs \
+    'parent.clone() + d_left' 'parent.clone() + d_left * 0.0'
+mutant dg_without_the_earlier_keys plain/intra.rs \
+    'parent + d_right' 'parent + d_right * 0.0'
+mutant dg_without_the_decay_of_the_state plain/backward.rs \
+    '* chunk.decay.clone().exp_g())' '* 0.0)'
+mutant dg_of_the_state_without_its_decay plain/backward.rs \
+    '* chunk.decay.clone().exp_g())' '* 1.0)'
+mutant gradients_in_chunks_of_16_rows plain/backward.rs \
+    'const GRADIENT_ROWS: usize = 8;' 'const GRADIENT_ROWS: usize = 16;'
+mutant kept_states_off_by_one_segment plain/backward.rs \
+    'slice_dim(0, n - 1..n)' 'slice_dim(0, n.max(2) - 2..n.max(2) - 1)'
+mutant segments_start_without_a_state plain/backward.rs \
+    'slice_dim(0, n - 1..n).squeeze_dim(0)' 'slice_dim(0, n - 1..n).squeeze_dim(0) * 0.0'
+mutant recurrence_without_states_between_segments plain/backward.rs \
+    'scale, chunk_size, true).1' 'scale, chunk_size, false).1'
+mutant recomputed_states_forget_the_initial_one plain/backward.rs \
+    'chunk_forward(input.clone(), initial_state.clone(), scale' 'chunk_forward(input.clone(), initial_state.clone().map(|state| state * 0.0), scale'
+mutant gradients_of_segments_in_reverse plain/backward.rs \
+    'segments.reverse();' ''
+mutant tiles_share_the_first_initial_state plain/forward.rs \
+    'Some(state.clone().slice_dim(0, lanes))' 'Some(state.clone().slice_dim(0, 0..lanes.len()))'
+mutant tiles_share_the_first_state_cotangent plain/backward.rs \
+    'd_state.slice_dim(0, lanes)' 'd_state.slice_dim(0, 0..lanes.len())'
+mutant tiles_share_the_first_kept_state plain/backward.rs \
+    'state.slice_dim(0, lanes.clone())' 'state.slice_dim(0, 0..lanes.len())'
+
+# The kernels, forward.
+mutant native_read_not_scaled native/task.rs \
+    'u[j] = beta * (v[j] - predicted[j]);
+                        o[j] = self.scale * qk' 'u[j] = beta * (v[j] - predicted[j]);
+                        o[j] = qk'
+mutant native_erases_without_beta native/task.rs \
+    'u[j] = beta * (v[j] - predicted[j]);
+                        o[j]' 'u[j] = beta * v[j] - predicted[j];
+                        o[j]'
+mutant native_step_erases_without_beta native/task.rs \
+    'u[j] = beta * (v[j] - predicted[j]);
+                o[j]' 'u[j] = beta * v[j] - predicted[j];
+                o[j]'
+mutant native_predicts_from_the_undecayed_state native/task.rs \
+    '*x = decay * k;' '*x = decay * T::zero() + k;'
+mutant native_reads_the_undecayed_state native/task.rs \
+    '*x = decay * q;' '*x = decay * T::zero() + q;'
+mutant native_reads_before_the_write native/task.rs \
+    'dot::<T, FMA>(q, k);' 'dot::<T, FMA>(q, k) * T::zero();'
+mutant native_state_does_not_decay native/task.rs \
+    'let x = decay.fma::<FMA>(row[j], ' 'let x = (decay * T::zero() + T::one()).fma::<FMA>(row[j], '
+mutant native_last_token_does_not_decay native/task.rs \
+    'row[j] = decay.fma::<FMA>(row[j], ' 'row[j] = T::one().fma::<FMA>(row[j], '
+mutant native_step_does_not_decay native/task.rs \
+    'x[j] = decay.fma::<FMA>(row[j], ' 'x[j] = T::one().fma::<FMA>(row[j], '
+mutant native_decays_rounded_each_alone native/real.rs \
+    '*carry = want - (got - 1.0);' '*carry = (want - (got - 1.0)) * 0.0;'
+mutant native_kept_states_overwrite_the_first native/task.rs \
+    'self.kept.index_axis_mut(Axis(0), start / self.keep_every - 1)' 'self.kept.index_axis_mut(Axis(0), 0)'
+mutant native_tiles_grouped_heads native/forward.rs \
+    'inputs.q.slice(s![b, .., hv / group, ..])' 'inputs.q.slice(s![b, .., hv % heads, ..])' \
+    native/forward.rs \
+    'inputs.k.slice(s![b, .., hv / group, ..])' 'inputs.k.slice(s![b, .., hv % heads, ..])'
+mutant native_batch_starts_from_its_first_state native/forward.rs \
+    'state.slice(s![b, hv, .., part])' 'state.slice(s![0, hv, .., part])'
+
+# The kernels, backward.
+mutant native_output_cotangent_not_scaled native/lane.rs \
+    '*x = *x * self.scale' '*x = *x + self.scale * T::zero()'
+mutant native_dq_without_its_own_token native/lane.rs \
+    'T::vector_mul(simd, k, write_read)' 'T::vector_mul(simd, zero, write_read)'
+mutant native_dk_without_the_prediction native/lane.rs \
+    'T::vector_mul(simd, a, by_error)' 'T::vector_mul(simd, zero, by_error)'
+mutant native_dk_without_the_write native/lane.rs \
+    '(simd, d, written[r], by_write)' '(simd, zero, written[r], by_write)'
+mutant native_dv_without_beta native/lane.rs \
+    'dv(n, d_error)' 'dv(n, d_write)'
+mutant native_dbeta_times_beta native/lane.rs \
+    'd_write[r] * error[r]' 'd_error[r] * error[r]'
+mutant native_dg_without_the_erasure native/lane.rs \
+    '(simd, s, erased, by_decay)' '(simd, s, d, by_decay)'
+mutant native_dg_of_the_state_without_its_decay native/lane.rs \
+    'T::vector_mul_add(simd, a, by_decay, dg[c])' 'T::vector_add(simd, by_decay, dg[c])'
+mutant native_state_cotangent_does_not_decay native/lane.rs \
+    'T::vector_mul_add(simd, a, erased, ' 'T::vector_add(simd, erased, '
+mutant native_state_cotangent_without_the_queries native/lane.rs \
+    'T::vector_mul(simd, q_before, read_next[r])' 'T::vector_mul(simd, zero, read_next[r])'
+mutant native_state_cotangent_without_the_predictions native/lane.rs \
+    'T::vector_mul_add(simd, k, erase[r], d)' 'T::vector_mul_add(simd, zero, erase[r], d)'
+mutant native_kept_states_off_by_one_segment native/lane.rs \
+    'start / KEEP_EVERY - 1' '(start / KEEP_EVERY).max(2) - 2'
+mutant native_segments_start_from_the_initial_state native/lane.rs \
+    '(Some(kept), _) if start > 0 =>' '(Some(kept), _) if start > time =>'
+mutant native_recurrence_without_states_between_segments native/backward.rs \
+    'forward(inputs, scale, Some(KEEP_EVERY)).kept' 'forward(inputs, scale, None).kept'
+mutant native_batch_shares_the_first_kept_state native/backward.rs \
+    'kept.slice(s![.., lane, .., ..])' 'kept.slice(s![.., 0, .., ..])'
+mutant native_batch_shares_the_first_state_cotangent native/backward.rs \
+    'd_state.slice(s![b, hv, .., ..])' 'd_state.slice(s![0, hv, .., ..])'
+mutant native_gradients_of_the_first_head_of_a_group native/backward.rs \
+    'grouped.sum_axis(Axis(3))' 'grouped.index_axis_move(Axis(3), 0)'
+mutant native_initial_state_gradient_zero native/backward.rs \
+    'is_some().then_some(state)' 'is_some().then_some(state.mapv(|_| T::zero()))'
+
 # Layouts.
-mutant state_v_first functions/chunk.rs \
+mutant state_v_first plain/forward.rs \
     'state.reshape([lanes, key_dim, value_dim])' 'state.reshape([lanes, value_dim, key_dim]).swap_dims(1, 2)'
-mutant chunk_tiles_grouped_heads functions/chunk.rs \
-    'x.unsqueeze_dim::<4>(1).expand([blocks, group, chunk, dim]).reshape([blocks * group, chunk, dim])' \
-    'x.reshape([blocks / heads, 1, heads, chunk * dim]).expand([blocks / heads, group, heads, chunk * dim]).reshape([blocks * group, chunk, dim])'
-mutant recurrence_tiles_grouped_heads functions/recurrent.rs \
+mutant chunk_tiles_grouped_heads plain/tiles.rs \
+    'x.unsqueeze_dim::<5>(2).expand([chunks, lanes, group, rows, dim])' 'x.unsqueeze_dim::<5>(1).expand([chunks, group, lanes, rows, dim])'
+mutant recurrence_tiles_grouped_heads plain/recurrence.rs \
     'x.unsqueeze_dim::<5>(3).expand([batch, time, heads, group, key_dim])' 'x.unsqueeze_dim::<5>(2).expand([batch, time, group, heads, key_dim])'
+mutant gradients_of_the_first_head_of_a_group plain/backward.rs \
+    '.sum_dim(3).squeeze_dim(3)' '.slice_dim(3, 0..1).squeeze_dim(3)'
+mutant gradients_tile_grouped_heads plain/backward.rs \
+    'x.reshape([batch, time, heads, group, key_dim]).sum_dim(3).squeeze_dim(3)' 'x.reshape([batch, time, group, heads, key_dim]).sum_dim(2).squeeze_dim(2)'
 mutant padding_not_inert functions/packed.rs \
     'Tensor::zeros(shape' 'Tensor::ones(shape'
 mutant packed_states_in_the_wrong_place functions/packed.rs \

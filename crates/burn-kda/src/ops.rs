@@ -67,7 +67,7 @@ pub trait KdaOps: TensorBridge {
         chunk_size: usize,
         keep_states: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
-        chunked(inputs, initial_state, scale, chunk_size, keep_states)
+        plain_chunk(inputs, initial_state, scale, chunk_size, keep_states)
     }
 
     /// The recurrent form: output and final state.
@@ -76,7 +76,7 @@ pub trait KdaOps: TensorBridge {
         #[extension_type] initial_state: MaybeTensor<Self>,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        recurrence(inputs, initial_state, scale)
+        plain_recurrent(inputs, initial_state, scale)
     }
 
     /// Gradients of the inputs and of the initial state, if there is one, from the cotangents of output and final
@@ -91,16 +91,7 @@ pub trait KdaOps: TensorBridge {
         scale: f64,
         chunk_size: usize,
     ) -> (KdaTensors<Self>, MaybeTensor<Self>) {
-        let cotangents = plain::Cotangents { o: d_o.tensor(), final_state: d_final_state.tensor() };
-        let (gradients, d_initial_state) = plain::chunk_backward(
-            inputs.tensors(),
-            initial_state.tensor(),
-            states.tensor(),
-            cotangents,
-            scale,
-            chunk_size,
-        );
-        (KdaTensors::of(gradients), MaybeTensor::of(d_initial_state))
+        plain_backward(inputs, initial_state, states, [d_o, d_final_state], scale, chunk_size)
     }
 }
 
@@ -161,8 +152,8 @@ impl TensorBridge for Dispatch {
     }
 }
 
-/// [`KdaOps::kda_chunk`] by the plain algorithm, for backends that accelerate some calls of it.
-pub(crate) fn chunked<B: KdaOps>(
+/// [`KdaOps::kda_chunk`] in plain tensor operations.
+pub(crate) fn plain_chunk<B: KdaOps>(
     inputs: KdaTensors<B>,
     initial_state: MaybeTensor<B>,
     scale: f64,
@@ -174,8 +165,8 @@ pub(crate) fn chunked<B: KdaOps>(
     (B::primitive(output.o), B::primitive(output.final_state), MaybeTensor::of(states))
 }
 
-/// [`KdaOps::kda_recurrent`] by the definition, for backends that accelerate some calls of it.
-pub(crate) fn recurrence<B: KdaOps>(
+/// [`KdaOps::kda_recurrent`] by the definition.
+pub(crate) fn plain_recurrent<B: KdaOps>(
     inputs: KdaTensors<B>,
     initial_state: MaybeTensor<B>,
     scale: f64,
@@ -184,11 +175,47 @@ pub(crate) fn recurrence<B: KdaOps>(
     (B::primitive(output.o), B::primitive(output.final_state))
 }
 
+/// [`KdaOps::kda_backward`] in plain tensor operations, from the cotangents of output and final state.
+pub(crate) fn plain_backward<B: KdaOps>(
+    inputs: KdaTensors<B>,
+    initial_state: MaybeTensor<B>,
+    states: MaybeTensor<B>,
+    [d_o, d_final_state]: [MaybeTensor<B>; 2],
+    scale: f64,
+    chunk_size: usize,
+) -> (KdaTensors<B>, MaybeTensor<B>) {
+    let cotangents = plain::Cotangents { o: d_o.tensor(), final_state: d_final_state.tensor() };
+    let (gradients, d_initial_state) =
+        plain::chunk_backward(inputs.tensors(), initial_state.tensor(), states.tensor(), cotangents, scale, chunk_size);
+    (KdaTensors::of(gradients), MaybeTensor::of(d_initial_state))
+}
+
+/// What runs, by the environment variable `BURN_KDA_PLAIN`, read once: to compare, and to rule the kernels out when
+/// something is wrong.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Mode {
+    /// Not set: what the backend accelerates, accelerated.
+    Accelerated,
+    /// Set: the plain algorithm, as one node of the autodiff graph.
+    Plain,
+    /// `composed`: the plain algorithm, each operation of it differentiated by Burn.
+    Composed,
+}
+
+impl Mode {
+    pub fn current() -> Self {
+        static MODE: LazyLock<Mode> = LazyLock::new(|| match std::env::var_os("BURN_KDA_PLAIN") {
+            None => Mode::Accelerated,
+            Some(value) if value == "composed" => Mode::Composed,
+            Some(_) => Mode::Plain,
+        });
+        *MODE
+    }
+}
+
 /// Whether the backend of `tensor` is one of [`KdaOps`]. One that Burn has and this crate's features do not name runs
-/// the plain algorithm, operation by operation, and so does every backend where the environment variable
-/// `BURN_KDA_PLAIN` is set.
+/// the plain algorithm, operation by operation.
 fn is_extended(tensor: &Tensor<4>) -> bool {
-    static PLAIN: LazyLock<bool> = LazyLock::new(|| std::env::var_os("BURN_KDA_PLAIN").is_some());
     fn listed(kind: &DispatchTensorKind) -> bool {
         match kind {
             #[cfg(feature = "autodiff")]
@@ -203,7 +230,7 @@ fn is_extended(tensor: &Tensor<4>) -> bool {
             _ => false,
         }
     }
-    !*PLAIN && listed(&tensor.clone().into_dispatch().kind)
+    Mode::current() != Mode::Composed && listed(&tensor.clone().into_dispatch().kind)
 }
 
 /// Rows of a chunk where Burn differentiates each operation: the gradient of the inverse of a chunk passes it twice, so

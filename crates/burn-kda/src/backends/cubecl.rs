@@ -12,7 +12,7 @@ use crate::functions::Dims;
 #[cfg(feature = "fusion")]
 use crate::kernel::kept_states;
 use crate::kernel::{self, Outputs, Plan};
-use crate::ops::{KdaOps, KdaTensors, MaybeTensor, chunked, recurrence};
+use crate::ops::{KdaOps, KdaTensors, MaybeTensor, plain_chunk, plain_recurrent};
 #[cfg(feature = "fusion")]
 use crate::ops::{KdaTensorsMetadata, MaybeTensorMetadata};
 
@@ -28,7 +28,7 @@ impl KdaOps for Cube {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
         match plan(&inputs) {
             Some(plan) => <Self as KernelOps>::recurrent(inputs, initial_state, scale, keep_states, plan),
-            None => chunked(inputs, initial_state, scale, chunk_size, keep_states),
+            None => plain_chunk(inputs, initial_state, scale, chunk_size, keep_states),
         }
     }
 
@@ -38,7 +38,7 @@ impl KdaOps for Cube {
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let Some(plan) = plan(&inputs) else {
-            return recurrence(inputs, initial_state, scale);
+            return plain_recurrent(inputs, initial_state, scale);
         };
         let (o, final_state, _) = <Self as KernelOps>::recurrent(inputs, initial_state, scale, false, plan);
         (o, final_state)

@@ -18,6 +18,9 @@ macro_rules! tensor_bridge {
 #[cfg(feature = "autodiff")]
 mod autodiff;
 
+#[cfg(any(feature = "ndarray", feature = "flex"))]
+mod native;
+
 // Burn's NdArray is deprecated in favour of Flex; this crate supports both.
 #[cfg(feature = "ndarray")]
 #[allow(deprecated)]

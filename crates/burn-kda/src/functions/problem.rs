@@ -33,8 +33,8 @@ pub struct KdaOptions {
     /// Read scale; none is [`fla_read_scale`] of `K`.
     pub scale: Option<f64>,
     /// Most rows of a chunk, a power of two from 1 to 128, for [`chunk_kda`](super::chunk_kda). The result depends on
-    /// it by rounding only; on plain tensor operations chunks have at most 16 rows, to stay within the error bars for
-    /// nearly dependent keys.
+    /// it by rounding only. In plain tensor operations chunks have at most 16 rows, to stay within the error bars for
+    /// nearly dependent keys; on NdArray and Flex there are none, because the kernels need none.
     pub chunk_size: usize,
     /// State before the first token, `[B, HV, K, V]` (`[N, HV, K, V]` with `cu_seqlens`), f32 or f64 as the result.
     pub initial_state: Option<Tensor<4>>,
@@ -114,6 +114,11 @@ impl Dims {
     /// Value heads of all batch rows: independent recurrences.
     pub fn lanes(&self) -> usize {
         self.batch * self.value_heads
+    }
+
+    /// The wider of key and value dim.
+    pub fn width(&self) -> usize {
+        self.key_dim.max(self.value_dim)
     }
 }
 

@@ -1,6 +1,6 @@
 //! One task per value head of a batch row, or per part of its columns where there are fewer heads than cores.
 
-use ndarray::{Array4, ArrayViewMut4, Axis, s};
+use ndarray::{Array4, ArrayViewMut, Axis, Dimension, s};
 use rayon::prelude::*;
 
 use super::task::Task;
@@ -55,16 +55,25 @@ pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep_every: Option
             }
         })
         .collect();
-    if lanes * time * key_dim * value_dim < SMALL {
-        tasks.into_iter().for_each(Task::run);
-    } else {
-        tasks.into_par_iter().for_each(Task::run);
-    }
+    run_all(tasks, lanes * time * key_dim * value_dim, Task::run);
     Outputs { o, final_state, kept: (kept_states > 0).then_some(kept) }
 }
 
+/// Runs tasks of so many multiply-adds together.
+pub(super) fn run_all<T: Send>(tasks: Vec<T>, work: usize, run: impl Fn(T) + Send + Sync) {
+    if work < SMALL {
+        tasks.into_iter().for_each(run);
+    } else {
+        tasks.into_par_iter().for_each(run);
+    }
+}
+
 /// Disjoint parts of `size` along `axis`.
-fn cut<'a, T>(view: ArrayViewMut4<'a, T>, axis: Axis, size: usize) -> impl Iterator<Item = ArrayViewMut4<'a, T>> {
+pub(super) fn cut<'a, T, D: Dimension>(
+    view: ArrayViewMut<'a, T, D>,
+    axis: Axis,
+    size: usize,
+) -> impl Iterator<Item = ArrayViewMut<'a, T, D>> {
     let mut rest = Some(view);
     std::iter::from_fn(move || {
         let view = rest.take()?;

@@ -13,14 +13,20 @@
 //! One load, one store and four vector operations per element and token, of the 7 flops that the recurrence counts.
 //! Every column is computed in one order, whatever the number of threads.
 
+mod backward;
 mod forward;
+mod lane;
 mod real;
 mod task;
 
+pub(crate) use backward::backward;
 pub(crate) use forward::forward;
 pub(crate) use real::Real;
 
-use ndarray::{Array4, ArrayView3, ArrayView4, ArrayViewD, Ix3, Ix4};
+use ndarray::{Array3, Array4, ArrayView3, ArrayView4, ArrayViewD, Ix3, Ix4};
+
+/// The forward pass keeps the state before every so many tokens, where the backward pass starts again.
+pub(crate) const KEEP_EVERY: usize = 64;
 
 /// The inputs of the operator in place, with whatever strides they have; shapes as [`KdaInput`](crate::KdaInput).
 pub(crate) struct Views<'a, T> {
@@ -43,10 +49,19 @@ pub(crate) struct Outputs<T> {
     pub kept: Option<Array4<T>>,
 }
 
+/// Row-major gradients, as [`Views`].
+pub(crate) struct Gradients<T> {
+    pub q: Array4<T>,
+    pub k: Array4<T>,
+    pub v: Array4<T>,
+    pub g: Array4<T>,
+    pub beta: Array3<T>,
+    pub initial_state: Option<Array4<T>>,
+}
+
 impl<'a, T> Views<'a, T> {
     /// Of `q`, `k`, `v`, `g`, `beta` and the initial state.
     pub fn new([q, k, v, g, beta]: [ArrayViewD<'a, T>; 5], initial_state: Option<ArrayViewD<'a, T>>) -> Self {
-        let four = |x: ArrayViewD<'a, T>| x.into_dimensionality::<Ix4>().expect("a checked shape");
         Self {
             q: four(q),
             k: four(k),
@@ -56,4 +71,9 @@ impl<'a, T> Views<'a, T> {
             initial_state: initial_state.map(four),
         }
     }
+}
+
+/// The view of a tensor with four axes.
+pub(crate) fn four<T>(view: ArrayViewD<T>) -> ArrayView4<T> {
+    view.into_dimensionality::<Ix4>().expect("a checked shape")
 }

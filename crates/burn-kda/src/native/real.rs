@@ -1,6 +1,7 @@
 //! f32 and f64.
 
 use num_traits::Float;
+use pulp::Simd;
 
 /// A float type of the native kernels.
 pub(crate) trait Real: Float + Send + Sync + 'static {
@@ -11,14 +12,105 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
     /// way, and a state that is kept for thousands of them decays at another rate.
     fn decays<const FMA: bool>(g: &[Self], carry: &mut [Self], decay: &mut [Self]);
 
+    /// A vector of the machine.
+    type Vector<S: Simd>: Copy;
+
+    /// Numbers in a [`Vector`](Self::Vector).
+    fn lanes<S: Simd>() -> usize;
+
+    /// The whole vectors of a slice.
+    fn vectors<S: Simd>(x: &[Self]) -> &[Self::Vector<S>];
+
+    /// The whole vectors of a slice.
+    fn vectors_mut<S: Simd>(x: &mut [Self]) -> &mut [Self::Vector<S>];
+
+    /// The same number in every lane.
+    fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
+
+    /// `a + b`.
+    fn vector_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+
+    /// `a b`.
+    fn vector_mul<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+
+    /// `a b + c`; fused where the machine can.
+    fn vector_mul_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>, c: Self::Vector<S>) -> Self::Vector<S>;
+
+    /// The sum of all lanes.
+    fn total<S: Simd>(simd: S, x: Self::Vector<S>) -> Self;
+
     /// `a b + c`; fused where the machine can.
     #[inline(always)]
     fn fma<const FMA: bool>(self, b: Self, c: Self) -> Self {
-        if FMA { self.mul_add(b, c) } else { self * b + c }
+        if FMA { Float::mul_add(self, b, c) } else { self * b + c }
     }
 }
 
+/// The vectors of one float type, by pulp's names for it.
+macro_rules! vectors {
+    ($vector:ident, $lanes:ident, $view:ident, $view_mut:ident, $splat:ident, $add:ident, $mul:ident, $fma:ident, $sum:ident) => {
+        type Vector<S: Simd> = S::$vector;
+
+        #[inline(always)]
+        fn lanes<S: Simd>() -> usize {
+            S::$lanes
+        }
+
+        #[inline(always)]
+        fn vectors<S: Simd>(x: &[Self]) -> &[Self::Vector<S>] {
+            S::$view(x).0
+        }
+
+        #[inline(always)]
+        fn vectors_mut<S: Simd>(x: &mut [Self]) -> &mut [Self::Vector<S>] {
+            S::$view_mut(x).0
+        }
+
+        #[inline(always)]
+        fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S> {
+            simd.$splat(x)
+        }
+
+        #[inline(always)]
+        fn vector_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S> {
+            simd.$add(a, b)
+        }
+
+        #[inline(always)]
+        fn vector_mul<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S> {
+            simd.$mul(a, b)
+        }
+
+        #[inline(always)]
+        fn vector_mul_add<S: Simd>(
+            simd: S,
+            a: Self::Vector<S>,
+            b: Self::Vector<S>,
+            c: Self::Vector<S>,
+        ) -> Self::Vector<S> {
+            simd.$fma(a, b, c)
+        }
+
+        #[inline(always)]
+        fn total<S: Simd>(simd: S, x: Self::Vector<S>) -> Self {
+            simd.$sum(x)
+        }
+    };
+}
+
 impl Real for f32 {
+    vectors!(
+        f32s,
+        F32_LANES,
+        as_simd_f32s,
+        as_mut_simd_f32s,
+        splat_f32s,
+        add_f32s,
+        mul_f32s,
+        mul_add_e_f32s,
+        reduce_sum_f32s
+    );
+
     #[inline(always)]
     fn decays<const FMA: bool>(g: &[f32], carry: &mut [f32], decay: &mut [f32]) {
         for ((&g, carry), decay) in g.iter().zip(carry).zip(decay) {
@@ -53,6 +145,18 @@ fn expm1_and_power<const FMA: bool>(x: f32) -> (f32, f32) {
 }
 
 impl Real for f64 {
+    vectors!(
+        f64s,
+        F64_LANES,
+        as_simd_f64s,
+        as_mut_simd_f64s,
+        splat_f64s,
+        add_f64s,
+        mul_f64s,
+        mul_add_e_f64s,
+        reduce_sum_f64s
+    );
+
     #[inline(always)]
     fn decays<const FMA: bool>(g: &[f64], _: &mut [f64], decay: &mut [f64]) {
         for (&g, decay) in g.iter().zip(decay) {

@@ -122,11 +122,11 @@ impl<T: Real> Task<'_, T> {
         for start in (0..columns).step_by(W) {
             let span = start..columns.min(start + W);
             let block = self.state.as_ref().map(|state| state.slice(s![.., span.clone()]));
+            // Zeros without a state, so that a NaN in `g` passes.
+            let row = |d: usize| block.as_ref().map_or([T::zero(); W], |block| load::<T, W>(block.row(d)));
             let (mut predicted, mut read) = ([T::zero(); W], [T::zero(); W]);
-            for (row, (&k, &q)) in
-                block.iter().flat_map(|block| block.rows()).zip(segment.k_decayed.iter().zip(&segment.q_decayed))
-            {
-                let row = load::<T, W>(row);
+            for (d, (&k, &q)) in segment.k_decayed.iter().zip(&segment.q_decayed).take(key_dim).enumerate() {
+                let row = row(d);
                 for j in 0..W {
                     predicted[j] = k.fma::<FMA>(row[j], predicted[j]);
                     read[j] = q.fma::<FMA>(row[j], read[j]);
@@ -139,11 +139,10 @@ impl<T: Real> Task<'_, T> {
                 o[j] = self.scale * qk.fma::<FMA>(u[j], read[j]);
             }
             paste(&o[..span.len()], self.o.slice_mut(s![0, span.clone()]));
-            let mut rows = block.as_ref().map(|block| block.rows().into_iter());
             for (d, mut next) in self.final_state.slice_mut(s![.., span.clone()]).rows_mut().into_iter().enumerate() {
                 let (decay, k) = (segment.decay[d], segment.k[d]);
                 let left_out = segment.carry[d] * decay;
-                let row = rows.as_mut().and_then(Iterator::next).map_or([T::zero(); W], load::<T, W>);
+                let row = row(d);
                 let mut x = [T::zero(); W];
                 for j in 0..W {
                     x[j] = decay.fma::<FMA>(row[j], left_out.fma::<FMA>(row[j], k * u[j]));
@@ -190,25 +189,28 @@ impl<T: Real, const W: usize> Blocks<T, W> {
 }
 
 /// What all columns share for some tokens, `[SEGMENT, K]` each.
-struct Segment<T> {
+pub(super) struct Segment<T> {
+    /// `K`, or more: what is beyond is zero and does not decay.
     key_dim: usize,
     carry: Vec<T>,
-    decay: Vec<T>,
-    k: Vec<T>,
+    pub decay: Vec<T>,
+    pub q: Vec<T>,
+    pub k: Vec<T>,
     /// Keys and queries times their own decay; the row after the last token is zero.
-    k_decayed: Vec<T>,
+    pub k_decayed: Vec<T>,
     q_decayed: Vec<T>,
     /// `q . k`, `[SEGMENT]`.
     qk: Vec<T>,
 }
 
 impl<T: Real> Segment<T> {
-    fn new(key_dim: usize, tokens: usize) -> Self {
+    pub fn new(key_dim: usize, tokens: usize) -> Self {
         let rows = |rows: usize| vec![T::zero(); rows * key_dim];
         Self {
             key_dim,
             carry: rows(1),
             decay: rows(tokens),
+            q: rows(tokens),
             k: rows(tokens),
             k_decayed: rows(tokens + 1),
             q_decayed: rows(tokens + 1),
@@ -217,28 +219,30 @@ impl<T: Real> Segment<T> {
     }
 
     #[inline(always)]
-    fn prepare<'a, const FMA: bool>(&mut self, tokens: impl Iterator<Item = [ArrayView1<'a, T>; 3]>)
+    /// Of `q`, `k` and `g` of each token.
+    pub fn prepare<'a, const FMA: bool>(&mut self, tokens: impl Iterator<Item = [ArrayView1<'a, T>; 3]>)
     where
         T: 'a,
     {
-        let mut q_row = vec![T::zero(); self.key_dim];
         let mut g_row = vec![T::zero(); self.key_dim];
         let mut count = 0;
         for (n, [q, k, g]) in tokens.enumerate() {
             let row = n * self.key_dim..(n + 1) * self.key_dim;
-            copy(q, &mut q_row);
-            copy(g, &mut g_row);
-            copy(k, &mut self.k[row.clone()]);
+            let given = q.len();
+            copy(q, &mut self.q[row.clone()][..given]);
+            copy(k, &mut self.k[row.clone()][..given]);
+            copy(g, &mut g_row[..given]);
             let decay = &mut self.decay[row.clone()];
             T::decays::<FMA>(&g_row, &mut self.carry, decay);
-            let (k, k_decayed) = (&self.k[row.clone()], &mut self.k_decayed[row.clone()]);
+            let (q, k) = (&self.q[row.clone()], &self.k[row.clone()]);
+            let k_decayed = &mut self.k_decayed[row.clone()];
             for ((x, &k), &decay) in k_decayed.iter_mut().zip(k).zip(&*decay) {
                 *x = decay * k;
             }
-            for ((x, &q), &decay) in self.q_decayed[row].iter_mut().zip(&q_row).zip(&*decay) {
+            for ((x, &q), &decay) in self.q_decayed[row].iter_mut().zip(q).zip(&*decay) {
                 *x = decay * q;
             }
-            self.qk[n] = dot::<T, FMA>(&q_row, k);
+            self.qk[n] = dot::<T, FMA>(q, k);
             count = n + 1;
         }
         let after = count * self.key_dim..(count + 1) * self.key_dim;
@@ -296,7 +300,7 @@ impl<T: Real> Segment<T> {
 }
 
 #[inline(always)]
-fn copy<T: Real>(from: ArrayView1<T>, to: &mut [T]) {
+pub(super) fn copy<T: Real>(from: ArrayView1<T>, to: &mut [T]) {
     match from.to_slice() {
         Some(from) => to.copy_from_slice(from),
         None => to.iter_mut().zip(from).for_each(|(to, &from)| *to = from),
@@ -323,7 +327,7 @@ fn store<T: Real, const W: usize>(row: &[T; W], mut to: ArrayViewMut1<T>) {
 }
 
 #[inline(always)]
-fn paste<T: Real>(from: &[T], mut to: ArrayViewMut1<T>) {
+pub(super) fn paste<T: Real>(from: &[T], mut to: ArrayViewMut1<T>) {
     match to.as_slice_mut() {
         Some(to) => to.copy_from_slice(from),
         None => to.iter_mut().zip(from).for_each(|(to, &from)| *to = from),

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 
 use super::forward::{Advance, advance, chunk_forward, nth};
 use super::intra::{Chunk, Intra, IntraCotangents, unstack};
-use super::tiles::{Segment, Tile, Tiling, chunked, lanes_of, segments, unchunked};
+use super::tiles::{Segment, Tile, Tiling, chunked, lanes_of, unchunked};
 use crate::functions::{Dims, KdaInput, pad_time};
 
 /// The backward pass solves with the inverse of a chunk twice, so it needs shorter chunks for the same error.
@@ -31,9 +31,9 @@ pub(crate) fn chunk_backward(
     chunk_size: usize,
 ) -> (KdaInput, Option<Tensor<4>>) {
     let dims @ Dims { batch, time, heads, value_heads, key_dim, value_dim } = input.dims();
-    let tiling = Tiling::new(dims, chunk_size.min(GRADIENT_ROWS), &input.q.device());
+    let tiling = Tiling::backward(dims, chunk_size.min(GRADIENT_ROWS), &input.q.device());
     let lanes = dims.lanes();
-    let spans = segments(time);
+    let spans = tiling.segments(time);
     let states = match states {
         None if spans.len() > 1 => chunk_forward(input.clone(), initial_state.clone(), scale, chunk_size, true).1,
         states => states,

@@ -3,11 +3,11 @@
 use burn::tensor::Tensor;
 
 use super::intra::{Chunk, Intra};
-use super::tiles::{Segment, Tile, Tiling, segments, unchunked};
+use super::tiles::{EXACT_ROWS, SEGMENT_TOKENS, Segment, Tile, Tiling, unchunked};
 use crate::functions::{Dims, KdaInput, KdaOutput};
 
-/// Output, final state and, with `keep_states`, the states the backward pass starts from: one per segment but the
-/// first, `[segments - 1, lanes, K, V]`.
+/// Output, final state and, with `keep_states`, the states the backward pass starts from: before every
+/// [`SEGMENT_TOKENS`]th token but the first, `[N, lanes, K, V]`.
 pub(crate) fn chunk_forward(
     input: KdaInput,
     state: Option<Tensor<4>>,
@@ -15,7 +15,7 @@ pub(crate) fn chunk_forward(
     chunk_size: usize,
     keep_states: bool,
 ) -> (KdaOutput, Option<Tensor<4>>) {
-    let tiling = Tiling::new(input.dims(), chunk_size, &input.q.device());
+    let tiling = Tiling::forward(input.dims(), chunk_size.min(EXACT_ROWS), &input.q.device());
     forward(input, state, scale, tiling, keep_states)
 }
 
@@ -39,8 +39,8 @@ fn forward(
 
     let mut outputs = Vec::new();
     let mut kept = Vec::new();
-    for span in segments(time) {
-        if keep_states && span.start > 0 {
+    for span in tiling.segments(time) {
+        if keep_states && span.start > 0 && span.start.is_multiple_of(SEGMENT_TOKENS) {
             kept.push(all_lanes(&states));
         }
         let chunks = span.len().div_ceil(tiling.chunk);
@@ -116,7 +116,6 @@ pub(super) fn advance(chunk: &Chunk, v: Tensor<3>, state: Option<Tensor<3>>) -> 
 mod tests {
     use burn::tensor::{DType, Device, Distribution};
 
-    use super::super::tiles::EXACT_ROWS;
     use super::*;
     use crate::{KdaOptions, l2_normalize, recurrent_kda};
 
@@ -142,7 +141,7 @@ mod tests {
     }
 
     fn in_chunks(input: KdaInput, rows: usize) -> Tensor<4> {
-        let tiling = Tiling::with_rows(input.dims(), rows, &input.q.device());
+        let tiling = Tiling::forward(input.dims(), rows, &input.q.device());
         forward(input, None, 1.0, tiling, false).0.o
     }
 

@@ -11,5 +11,5 @@ mod tiles;
 pub(crate) use backward::{Cotangents, chunk_backward};
 pub(crate) use forward::chunk_forward;
 pub(crate) use recurrence::recurrence;
-#[cfg(any(feature = "ndarray", feature = "flex", feature = "cubecl"))]
+#[cfg(feature = "cubecl")]
 pub(crate) use tiles::SEGMENT_TOKENS;

@@ -10,31 +10,42 @@ use crate::functions::{Dims, KdaInput};
 /// inverse of a chunk grows with its rows (`longer_chunks_are_exact_but_lose_digits`).
 pub(super) const EXACT_ROWS: usize = 16;
 
-/// Tokens of a segment: whole chunks of any size. Forward and backward passes have the same segments, and the state
-/// before each is what the second needs of the first.
-pub(crate) const SEGMENT_TOKENS: usize = 128;
+/// The backward pass runs over segments of this many tokens, whole chunks of any size, and starts each from the state
+/// before it.
+pub(super) const SEGMENT_TOKENS: usize = 128;
 
 /// Sizes chosen so that the working tensors of one tile stay in cache and do not grow with `T`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tiling {
     /// Rows of a chunk.
     pub chunk: usize,
+    /// Tokens of a segment: whole chunks, and [`SEGMENT_TOKENS`] or a power of two below.
+    segment: usize,
     /// Lanes of a tile.
-    pub tile: usize,
+    tile: usize,
 }
 
 impl Tiling {
-    pub fn new(dims: Dims, chunk_size: usize, device: &Device) -> Self {
-        Self::with_rows(dims, chunk_size.min(EXACT_ROWS), device)
+    /// Short segments of many lanes: few operations per token.
+    pub fn forward(dims: Dims, max_rows: usize, device: &Device) -> Self {
+        let tokens = tile_elements(device) / (dims.width() * dims.lanes());
+        let segment = (tokens / 2 + 1).next_power_of_two().clamp(chunk_rows(dims, max_rows), SEGMENT_TOKENS);
+        Self::new(dims, max_rows, segment, device)
     }
 
-    /// Chunks of up to `max_rows`; a sequence shorter than a chunk gets a smaller one.
-    pub fn with_rows(dims: Dims, max_rows: usize, device: &Device) -> Self {
-        let Dims { time, key_dim, value_dim, .. } = dims;
-        let chunk = max_rows.min(time.next_power_of_two());
-        let (width, lanes) = (key_dim.max(value_dim), dims.lanes());
-        let tile = (tile_elements(device) / (width * time.min(SEGMENT_TOKENS))).clamp(1, lanes);
-        Self { chunk, tile }
+    /// Long segments of few lanes: few states to keep.
+    pub fn backward(dims: Dims, max_rows: usize, device: &Device) -> Self {
+        Self::new(dims, max_rows, SEGMENT_TOKENS, device)
+    }
+
+    fn new(dims: Dims, max_rows: usize, segment: usize, device: &Device) -> Self {
+        let elements_of_lane = dims.width() * segment.min(dims.time);
+        let tile = (tile_elements(device) / elements_of_lane).clamp(1, dims.lanes());
+        Self { chunk: chunk_rows(dims, max_rows), segment, tile }
+    }
+
+    pub fn segments(&self, time: usize) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<> {
+        ranges(time, self.segment)
     }
 
     pub fn tiles(&self, lanes: usize) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<> {
@@ -42,8 +53,9 @@ impl Tiling {
     }
 }
 
-pub(super) fn segments(time: usize) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<> {
-    ranges(time, SEGMENT_TOKENS)
+/// A sequence shorter than a chunk gets a smaller one.
+fn chunk_rows(dims: Dims, max_rows: usize) -> usize {
+    max_rows.min(dims.time.next_power_of_two())
 }
 
 /// `0..len` in ranges of `step`.

@@ -1,0 +1,112 @@
+//! [`KdaOps`] by the native kernels, for backends whose tensors lie in this process's memory.
+
+use burn::backend::tensor::FloatTensor;
+use ndarray::{ArrayD, ArrayViewD};
+
+use crate::native::{self, Gradients, KEEP_EVERY, Outputs, Real, Views};
+use crate::ops::{KdaOps, KdaTensors, MaybeTensor};
+
+/// A backend with tensors of `T` in memory.
+pub(super) trait Host<T>: KdaOps {
+    /// What a tensor is held by while its memory is read.
+    type Held;
+
+    fn hold(tensor: FloatTensor<Self>) -> Self::Held;
+    fn view(held: &Self::Held) -> ArrayViewD<'_, T>;
+    fn from_array(array: ArrayD<T>) -> FloatTensor<Self>;
+}
+
+/// [`KdaOps::kda_chunk`].
+pub(super) fn forward<B: Host<T>, T: Real>(
+    inputs: KdaTensors<B>,
+    initial_state: MaybeTensor<B>,
+    scale: f64,
+    keep_states: bool,
+) -> (FloatTensor<B>, FloatTensor<B>, MaybeTensor<B>) {
+    let inputs = hold(inputs);
+    let initial_state = initial_state.into_option().map(B::hold);
+    let views = Views::new(inputs.each_ref().map(B::view), initial_state.as_ref().map(B::view));
+    let Outputs { o, final_state, kept } = native::forward(&views, scale, keep_states.then_some(KEEP_EVERY));
+    let [o, final_state] = [o, final_state].map(|x| B::from_array(x.into_dyn()));
+    (o, final_state, kept.map(|x| B::from_array(x.into_dyn())).into())
+}
+
+/// [`KdaOps::kda_backward`].
+pub(super) fn backward<B: Host<T>, T: Real>(
+    inputs: KdaTensors<B>,
+    initial_state: MaybeTensor<B>,
+    states: MaybeTensor<B>,
+    cotangents: [MaybeTensor<B>; 2],
+    scale: f64,
+) -> (KdaTensors<B>, MaybeTensor<B>) {
+    let inputs = hold(inputs);
+    let initial_state = initial_state.into_option().map(B::hold);
+    let views = Views::new(inputs.each_ref().map(B::view), initial_state.as_ref().map(B::view));
+    let others = [states].into_iter().chain(cotangents).map(|x| x.into_option().map(B::hold));
+    let others: Vec<_> = others.collect();
+    let [kept, d_o, d_final_state] = [0, 1, 2].map(|i| others[i].as_ref().map(|x| native::four(B::view(x))));
+    let Gradients { q, k, v, g, beta, initial_state } = native::backward(&views, kept, d_o, d_final_state, scale);
+    let [q, k, v, g] = [q, k, v, g].map(|x| B::from_array(x.into_dyn()));
+    let gradients = KdaTensors { q, k, v, g, beta: B::from_array(beta.into_dyn()) };
+    (gradients, initial_state.map(|x| B::from_array(x.into_dyn())).into())
+}
+
+fn hold<B: Host<T>, T>(KdaTensors { q, k, v, g, beta }: KdaTensors<B>) -> [B::Held; 5] {
+    [q, k, v, g, beta].map(B::hold)
+}
+
+/// `KdaOps` of a backend that is a `Host` of f32 and f64.
+macro_rules! native_ops {
+    ($backend:ty) => {
+        impl KdaOps for $backend {
+            fn kda_chunk(
+                inputs: KdaTensors<Self>,
+                initial_state: MaybeTensor<Self>,
+                scale: f64,
+                chunk_size: usize,
+                keep_states: bool,
+            ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
+                if Mode::current() == Mode::Plain {
+                    return ops::plain_chunk(inputs, initial_state, scale, chunk_size, keep_states);
+                }
+                match inputs.q.dtype() {
+                    DType::F64 => native::forward::<Self, f64>(inputs, initial_state, scale, keep_states),
+                    _ => native::forward::<Self, f32>(inputs, initial_state, scale, keep_states),
+                }
+            }
+
+            /// Many tokens by the definition, which the kernels are compared with; one token by the kernels.
+            fn kda_recurrent(
+                inputs: KdaTensors<Self>,
+                initial_state: MaybeTensor<Self>,
+                scale: f64,
+            ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+                if inputs.q.shape()[1] > 1 || Mode::current() == Mode::Plain {
+                    return ops::plain_recurrent(inputs, initial_state, scale);
+                }
+                let (o, final_state, _) = Self::kda_chunk(inputs, initial_state, scale, 1, false);
+                (o, final_state)
+            }
+
+            fn kda_backward(
+                inputs: KdaTensors<Self>,
+                initial_state: MaybeTensor<Self>,
+                states: MaybeTensor<Self>,
+                d_o: MaybeTensor<Self>,
+                d_final_state: MaybeTensor<Self>,
+                scale: f64,
+                chunk_size: usize,
+            ) -> (KdaTensors<Self>, MaybeTensor<Self>) {
+                let cotangents = [d_o, d_final_state];
+                if Mode::current() == Mode::Plain {
+                    return ops::plain_backward(inputs, initial_state, states, cotangents, scale, chunk_size);
+                }
+                match inputs.q.dtype() {
+                    DType::F64 => native::backward::<Self, f64>(inputs, initial_state, states, cotangents, scale),
+                    _ => native::backward::<Self, f32>(inputs, initial_state, states, cotangents, scale),
+                }
+            }
+        }
+    };
+}
+pub(super) use native_ops;
