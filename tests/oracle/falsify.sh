@@ -148,11 +148,11 @@ mutant final_state_cotangent_ignored backends/autodiff.rs \
 mutant final_state_adds_to_the_output_cotangent backends/autodiff.rs \
     'B::float_zeros([1; 4]' 'B::float_ones([1; 4]'
 mutant initial_state_gradient_dropped backends/autodiff.rs \
-    'd_initial_state.into_option()]' 'd_initial_state.into_option().filter(|_| false)]'
+    '.zip([q, k, v, g, beta, initial_state])' '.zip([q, k, v, g, beta, MaybeTensor::None])'
 mutant saved_queries_and_keys_swapped backends/autodiff.rs \
     'let [q, k, v, g, beta] = inputs.map(|id|' 'let [k, q, v, g, beta] = inputs.map(|id|'
 mutant gradients_of_queries_and_keys_swapped backends/autodiff.rs \
-    '[Some(q), Some(k), Some(v)' '[Some(k), Some(q), Some(v)'
+    '.zip([q, k, v, g,' '.zip([k, q, v, g,'
 mutant state_cotangent_does_not_decay plain/backward.rs \
     'chunk.decay.apply(d_after) + d_before' 'd_after + d_before'
 mutant state_cotangent_without_the_queries plain/backward.rs \
@@ -260,23 +260,23 @@ mutant native_output_cotangent_not_scaled native/lane.rs \
 mutant native_dq_without_its_own_token native/lane.rs \
     'T::vector_mul(simd, k, write_read)' 'T::vector_mul(simd, zero, write_read)'
 mutant native_dk_without_the_prediction native/lane.rs \
-    'T::vector_mul(simd, a, by_error)' 'T::vector_mul(simd, zero, by_error)'
+    '(simd, states[r][c], erase[r], by_error)' '(simd, zero, erase[r], by_error)'
 mutant native_dk_without_the_write native/lane.rs \
-    '(simd, d, written[r], by_write)' '(simd, zero, written[r], by_write)'
+    '(simd, d_state[r][c], written[r], by_write)' '(simd, zero, written[r], by_write)'
 mutant native_dv_without_beta native/lane.rs \
     'dv(n, d_error)' 'dv(n, d_write)'
 mutant native_dbeta_times_beta native/lane.rs \
     'd_write[r] * error[r]' 'd_error[r] * error[r]'
 mutant native_dg_without_the_erasure native/lane.rs \
-    '(simd, s, erased, by_decay)' '(simd, s, d, by_decay)'
+    '(simd, states[r][c], erased[r], sum)' '(simd, states[r][c], d_state[r][c], sum)'
 mutant native_dg_of_the_state_without_its_decay native/lane.rs \
-    'T::vector_mul_add(simd, a, by_decay, dg[c])' 'T::vector_add(simd, by_decay, dg[c])'
+    'T::vector_mul_add(simd, a, sum, dg[c])' 'T::vector_add(simd, sum, dg[c])'
 mutant native_state_cotangent_does_not_decay native/lane.rs \
-    'T::vector_mul_add(simd, a, erased, ' 'T::vector_add(simd, erased, '
+    'T::vector_mul_add(simd, a, erased[r], ' 'T::vector_add(simd, erased[r], '
 mutant native_state_cotangent_without_the_queries native/lane.rs \
     'T::vector_mul(simd, q_before, read_next[r])' 'T::vector_mul(simd, zero, read_next[r])'
 mutant native_state_cotangent_without_the_predictions native/lane.rs \
-    'T::vector_mul_add(simd, k, erase[r], d)' 'T::vector_mul_add(simd, zero, erase[r], d)'
+    'T::vector_mul_add(simd, k, erase[r], d_state[r][c])' 'T::vector_mul_add(simd, zero, erase[r], d_state[r][c])'
 mutant native_kept_states_off_by_one_segment native/lane.rs \
     'start / KEEP_EVERY - 1' '(start / KEEP_EVERY).max(2) - 2'
 mutant native_segments_start_from_the_initial_state native/lane.rs \
@@ -290,7 +290,7 @@ mutant native_batch_shares_the_first_state_cotangent native/backward.rs \
 mutant native_gradients_of_the_first_head_of_a_group native/backward.rs \
     'grouped.sum_axis(Axis(3))' 'grouped.index_axis_move(Axis(3), 0)'
 mutant native_initial_state_gradient_zero native/backward.rs \
-    'is_some().then_some(state)' 'is_some().then_some(state.mapv(|_| T::zero()))'
+    'v, g, beta, initial_state }' 'v, g, beta, initial_state: initial_state.map(|x| x.mapv(|_| T::zero())) }'
 
 # Layouts.
 mutant state_v_first plain/forward.rs \

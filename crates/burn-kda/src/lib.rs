@@ -59,4 +59,4 @@ pub use module::{
     ConvState, GatedRmsNorm, GatedRmsNormConfig, KdaConfig, KdaModule, KdaState, Projection, ShortConvolution,
     ShortConvolutionConfig, StateError,
 };
-pub use ops::{KdaOps, KdaTensors, MaybeTensor, TensorBridge};
+pub use ops::{KdaGradients, KdaOps, KdaTensors, MaybeTensor, TensorBridge, WantedGradients};

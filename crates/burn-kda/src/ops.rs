@@ -36,6 +36,37 @@ pub enum MaybeTensor<B: Backend> {
     None,
 }
 
+/// The gradients that a backward pass is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // Each is that of the input of its name.
+pub struct WantedGradients {
+    pub q: bool,
+    pub k: bool,
+    pub v: bool,
+    pub g: bool,
+    pub beta: bool,
+    pub initial_state: bool,
+}
+
+/// Gradients of the operator's inputs, in the shapes of [`KdaTensors`]: those that were asked for.
+#[derive(Debug, Clone, ExtensionType)]
+#[allow(missing_docs)] // Each is that of the input of its name.
+pub struct KdaGradients<B: Backend> {
+    #[extension_type]
+    pub q: MaybeTensor<B>,
+    #[extension_type]
+    pub k: MaybeTensor<B>,
+    #[extension_type]
+    pub v: MaybeTensor<B>,
+    #[extension_type]
+    pub g: MaybeTensor<B>,
+    #[extension_type]
+    pub beta: MaybeTensor<B>,
+    /// `[B, HV, K, V]`
+    #[extension_type]
+    pub initial_state: MaybeTensor<B>,
+}
+
 /// Primitives of a backend as [`Tensor`]s, and back: what lets the default bodies of [`KdaOps`] be written once.
 pub trait TensorBridge: Backend {
     /// Wraps a primitive.
@@ -53,6 +84,8 @@ pub trait TensorBridge: Backend {
     NdArray: cfg(feature = "ndarray"),
     Flex: cfg(feature = "flex"),
     Cube: cfg(feature = "cubecl"),
+    Remote: cfg(feature = "remote"),
+    Capture: cfg(feature = "capture"),
     Autodiff: cfg(feature = "autodiff"),
 )]
 pub trait KdaOps: TensorBridge {
@@ -79,8 +112,8 @@ pub trait KdaOps: TensorBridge {
         plain_recurrent(inputs, initial_state, scale)
     }
 
-    /// Gradients of the inputs and of the initial state, if there is one, from the cotangents of output and final
-    /// state; a missing cotangent is zero. `states` is what [`kda_chunk`](Self::kda_chunk) kept, if it ran.
+    /// The wanted gradients from the cotangents of output and final state; a missing cotangent is zero. `states` is
+    /// what [`kda_chunk`](Self::kda_chunk) kept, if it ran. Without an initial state its gradient is not wanted.
     #[allow(clippy::too_many_arguments)]
     fn kda_backward(
         #[extension_type] inputs: KdaTensors<Self>,
@@ -90,8 +123,9 @@ pub trait KdaOps: TensorBridge {
         #[extension_type] d_final_state: MaybeTensor<Self>,
         scale: f64,
         chunk_size: usize,
-    ) -> (KdaTensors<Self>, MaybeTensor<Self>) {
-        plain_backward(inputs, initial_state, states, [d_o, d_final_state], scale, chunk_size)
+        wanted: WantedGradients,
+    ) -> KdaGradients<Self> {
+        plain_backward(inputs, initial_state, states, [d_o, d_final_state], scale, chunk_size, wanted)
     }
 }
 
@@ -183,11 +217,20 @@ pub(crate) fn plain_backward<B: KdaOps>(
     [d_o, d_final_state]: [MaybeTensor<B>; 2],
     scale: f64,
     chunk_size: usize,
-) -> (KdaTensors<B>, MaybeTensor<B>) {
+    wanted: WantedGradients,
+) -> KdaGradients<B> {
+    let (inputs, initial_state, states) = (inputs.tensors(), initial_state.tensor(), states.tensor());
     let cotangents = plain::Cotangents { o: d_o.tensor(), final_state: d_final_state.tensor() };
-    let (gradients, d_initial_state) =
-        plain::chunk_backward(inputs.tensors(), initial_state.tensor(), states.tensor(), cotangents, scale, chunk_size);
-    (KdaTensors::of(gradients), MaybeTensor::of(d_initial_state))
+    let plain::Gradients { q, k, v, g, beta, initial_state } =
+        plain::chunk_backward(inputs, initial_state, states, cotangents, scale, chunk_size, wanted);
+    KdaGradients {
+        q: MaybeTensor::of(q),
+        k: MaybeTensor::of(k),
+        v: MaybeTensor::of(v),
+        g: MaybeTensor::of(g),
+        beta: MaybeTensor::of(beta),
+        initial_state: MaybeTensor::of(initial_state),
+    }
 }
 
 /// What runs, by the environment variable `BURN_KDA_PLAIN`, read once: to compare, and to rule the kernels out when
@@ -226,6 +269,10 @@ fn is_extended(tensor: &Tensor<4>) -> bool {
             DispatchTensorKind::Flex(_) => true,
             #[cfg(feature = "cubecl")]
             DispatchTensorKind::Cube(_) => true,
+            #[cfg(feature = "remote")]
+            DispatchTensorKind::Remote(_) => true,
+            #[cfg(feature = "capture")]
+            DispatchTensorKind::Capture(_) => true,
             #[allow(unreachable_patterns)] // If there is no other.
             _ => false,
         }

@@ -11,7 +11,7 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
 
-use crate::ops::{KdaOps, KdaTensors, MaybeTensor, TensorBridge};
+use crate::ops::{KdaGradients, KdaOps, KdaTensors, MaybeTensor, TensorBridge, WantedGradients};
 
 impl<B: KdaOps, C: CheckpointStrategy> TensorBridge for Autodiff<B, C>
 where
@@ -155,13 +155,20 @@ impl<B: KdaOps> Backward<B, 6> for Operator {
         let [q, k, v, g, beta] = inputs.map(|id| checkpointer.retrieve_node_output(id));
         let inputs = KdaTensors { q, k, v, g, beta };
         let initial_state = initial_state.map(|id| checkpointer.retrieve_node_output(id));
-        let (gradients, d_initial_state) =
-            B::kda_backward(inputs, initial_state.into(), states, d_o.into(), d_final_state.into(), scale, chunk_size);
-
-        let KdaTensors { q, k, v, g, beta } = gradients;
-        let gradients = [Some(q), Some(k), Some(v), Some(g), Some(beta), d_initial_state.into_option()];
-        for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
-            if let (Some(parent), Some(gradient)) = (parent, gradient) {
+        let [q, k, v, g, beta, state] = ops.parents.each_ref().map(Option::is_some);
+        let wanted = WantedGradients { q, k, v, g, beta, initial_state: state && initial_state.is_some() };
+        let KdaGradients { q, k, v, g, beta, initial_state } = B::kda_backward(
+            inputs,
+            initial_state.into(),
+            states,
+            d_o.into(),
+            d_final_state.into(),
+            scale,
+            chunk_size,
+            wanted,
+        );
+        for (parent, gradient) in ops.parents.into_iter().zip([q, k, v, g, beta, initial_state]) {
+            if let (Some(parent), Some(gradient)) = (parent, gradient.into_option()) {
                 grads.register::<B>(parent.id, gradient);
             }
         }

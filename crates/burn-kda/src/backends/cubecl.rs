@@ -12,7 +12,7 @@ use crate::functions::Dims;
 #[cfg(feature = "fusion")]
 use crate::kernel::kept_states;
 use crate::kernel::{self, Outputs, Plan};
-use crate::ops::{KdaOps, KdaTensors, MaybeTensor, plain_chunk, plain_recurrent};
+use crate::ops::{KdaOps, KdaTensors, MaybeTensor, Mode, plain_chunk, plain_recurrent};
 #[cfg(feature = "fusion")]
 use crate::ops::{KdaTensorsMetadata, MaybeTensorMetadata};
 
@@ -47,7 +47,8 @@ impl KdaOps for Cube {
 
 /// None if the plain algorithm has to run.
 fn plan(inputs: &KdaTensors<Cube>) -> Option<Plan> {
-    (inputs.q.dtype() == DType::F32).then(|| Plan::new(dims(inputs), &inputs.q.device().client()))?
+    let runs = inputs.q.dtype() == DType::F32 && Mode::current() == Mode::Accelerated;
+    runs.then(|| Plan::new(dims(inputs), &inputs.q.device().client()))?
 }
 
 fn dims<B: Backend>(KdaTensors { q, v, .. }: &KdaTensors<B>) -> Dims {

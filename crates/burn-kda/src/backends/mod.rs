@@ -31,3 +31,15 @@ mod flex;
 
 #[cfg(feature = "cubecl")]
 mod cubecl;
+
+// The operations of the plain algorithm are what a server or a replay runs: neither has to know this crate.
+#[cfg(feature = "remote")]
+mod remote {
+    tensor_bridge!(burn::backend::Remote);
+    impl crate::ops::KdaOps for burn::backend::Remote {}
+}
+#[cfg(feature = "capture")]
+mod capture {
+    tensor_bridge!(burn::backend::Capture);
+    impl crate::ops::KdaOps for burn::backend::Capture {}
+}

@@ -4,7 +4,7 @@ use burn::backend::tensor::FloatTensor;
 use ndarray::{ArrayD, ArrayViewD};
 
 use crate::native::{self, Gradients, KEEP_EVERY, Outputs, Real, Views};
-use crate::ops::{KdaOps, KdaTensors, MaybeTensor};
+use crate::ops::{KdaGradients, KdaOps, KdaTensors, MaybeTensor, WantedGradients};
 
 /// A backend with tensors of `T` in memory.
 pub(super) trait Host<T>: KdaOps {
@@ -38,17 +38,19 @@ pub(super) fn backward<B: Host<T>, T: Real>(
     states: MaybeTensor<B>,
     cotangents: [MaybeTensor<B>; 2],
     scale: f64,
-) -> (KdaTensors<B>, MaybeTensor<B>) {
+    wanted: WantedGradients,
+) -> KdaGradients<B> {
     let inputs = hold(inputs);
     let initial_state = initial_state.into_option().map(B::hold);
     let views = Views::new(inputs.each_ref().map(B::view), initial_state.as_ref().map(B::view));
     let others = [states].into_iter().chain(cotangents).map(|x| x.into_option().map(B::hold));
     let others: Vec<_> = others.collect();
     let [kept, d_o, d_final_state] = [0, 1, 2].map(|i| others[i].as_ref().map(|x| native::four(B::view(x))));
-    let Gradients { q, k, v, g, beta, initial_state } = native::backward(&views, kept, d_o, d_final_state, scale);
-    let [q, k, v, g] = [q, k, v, g].map(|x| B::from_array(x.into_dyn()));
-    let gradients = KdaTensors { q, k, v, g, beta: B::from_array(beta.into_dyn()) };
-    (gradients, initial_state.map(|x| B::from_array(x.into_dyn())).into())
+    let Gradients { q, k, v, g, beta, initial_state } =
+        native::backward(&views, kept, d_o, d_final_state, scale, wanted);
+    let [q, k, v, g, initial_state] =
+        [q, k, v, g, initial_state].map(|x| x.map(|x| B::from_array(x.into_dyn())).into());
+    KdaGradients { q, k, v, g, beta: beta.map(|x| B::from_array(x.into_dyn())).into(), initial_state }
 }
 
 fn hold<B: Host<T>, T>(KdaTensors { q, k, v, g, beta }: KdaTensors<B>) -> [B::Held; 5] {
@@ -96,14 +98,17 @@ macro_rules! native_ops {
                 d_final_state: MaybeTensor<Self>,
                 scale: f64,
                 chunk_size: usize,
-            ) -> (KdaTensors<Self>, MaybeTensor<Self>) {
+                wanted: WantedGradients,
+            ) -> KdaGradients<Self> {
                 let cotangents = [d_o, d_final_state];
                 if Mode::current() == Mode::Plain {
-                    return ops::plain_backward(inputs, initial_state, states, cotangents, scale, chunk_size);
+                    return ops::plain_backward(inputs, initial_state, states, cotangents, scale, chunk_size, wanted);
                 }
                 match inputs.q.dtype() {
-                    DType::F64 => native::backward::<Self, f64>(inputs, initial_state, states, cotangents, scale),
-                    _ => native::backward::<Self, f32>(inputs, initial_state, states, cotangents, scale),
+                    DType::F64 => {
+                        native::backward::<Self, f64>(inputs, initial_state, states, cotangents, scale, wanted)
+                    }
+                    _ => native::backward::<Self, f32>(inputs, initial_state, states, cotangents, scale, wanted),
                 }
             }
         }

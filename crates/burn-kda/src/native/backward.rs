@@ -1,12 +1,13 @@
 //! Gradients of the recurrence, one task per value head of a batch row.
 
-use ndarray::{Array3, Array4, ArrayView4, Axis, s};
+use ndarray::{Array3, Array4, ArrayView4, ArrayViewMut2, Axis, s};
 
 use super::forward::{cut, forward, run_all};
 use super::lane::Lane;
 use super::{Gradients, KEEP_EVERY, Real, Views};
+use crate::ops::WantedGradients;
 
-/// Gradients from the cotangents of output and final state; a missing cotangent is zero. `kept` is what [`forward`]
+/// The wanted gradients from the cotangents of output and final state; a missing cotangent is zero. `kept` is what [`forward`]
 /// kept every [`KEEP_EVERY`] tokens; it runs again without.
 pub(crate) fn backward<T: Real>(
     inputs: &Views<T>,
@@ -14,6 +15,7 @@ pub(crate) fn backward<T: Real>(
     d_o: Option<ArrayView4<T>>,
     d_final_state: Option<ArrayView4<T>>,
     scale: f64,
+    wanted: WantedGradients,
 ) -> Gradients<T> {
     let (batch, time, heads, key_dim) = inputs.q.dim();
     let (_, _, value_heads, value_dim) = inputs.v.dim();
@@ -26,21 +28,18 @@ pub(crate) fn backward<T: Real>(
 
     // Of queries and keys as each value head reads them.
     let per_value_head = || Array4::<T>::zeros([batch, time, value_heads, key_dim]);
-    let (mut q, mut k, mut g) = (per_value_head(), per_value_head(), per_value_head());
-    let mut v = Array4::zeros([batch, time, value_heads, value_dim]);
-    let mut beta = Array3::zeros([batch, time, value_heads]);
-    let mut state = Array4::zeros([batch, value_heads, key_dim, value_dim]);
+    let [mut q, mut k, mut g] = [wanted.q, wanted.k, wanted.g].map(|wanted| wanted.then(per_value_head));
+    let mut v = wanted.v.then(|| Array4::zeros([batch, time, value_heads, value_dim]));
+    let mut beta = wanted.beta.then(|| Array3::zeros([batch, time, value_heads]));
+    let mut initial_state = wanted.initial_state.then(|| Array4::zeros([batch, value_heads, key_dim, value_dim]));
     let tasks: Vec<_> = {
-        let [mut dq, mut dk, mut dv, mut dg] = [&mut q, &mut k, &mut v, &mut g].map(|x| {
-            cut(x.view_mut(), Axis(0), 1).flat_map(|x| cut(x, Axis(2), 1)).map(|x| x.slice_move(s![0, .., 0, ..]))
+        let [mut dq, mut dk, mut dv, mut dg] = [&mut q, &mut k, &mut v, &mut g].map(|x| parts(x, Axis(2)));
+        let mut d_state = parts(&mut initial_state, Axis(1));
+        let mut d_beta = beta.iter_mut().flat_map(|beta| {
+            cut(beta.view_mut(), Axis(0), 1).flat_map(|x| cut(x, Axis(2), 1)).map(|x| x.slice_move(s![0, .., 0]))
         });
-        let mut d_beta =
-            cut(beta.view_mut(), Axis(0), 1).flat_map(|x| cut(x, Axis(2), 1)).map(|x| x.slice_move(s![0, .., 0]));
-        let d_states =
-            cut(state.view_mut(), Axis(0), 1).flat_map(|x| cut(x, Axis(1), 1)).map(|x| x.slice_move(s![0, 0, .., ..]));
-        d_states
-            .enumerate()
-            .map(|(lane, d_state)| {
+        (0..lanes)
+            .map(|lane| {
                 let (b, hv) = (lane / value_heads, lane % value_heads);
                 Lane {
                     q: inputs.q.slice(s![b, .., hv / group, ..]),
@@ -53,12 +52,12 @@ pub(crate) fn backward<T: Real>(
                     d_o: d_o.as_ref().map(|d_o| d_o.slice(s![b, .., hv, ..])),
                     d_final_state: d_final_state.as_ref().map(|d_state| d_state.slice(s![b, hv, .., ..])),
                     scale: T::from(scale).expect("a float"),
-                    dq: dq.next().expect("one per lane"),
-                    dk: dk.next().expect("one per lane"),
-                    dv: dv.next().expect("one per lane"),
-                    dg: dg.next().expect("one per lane"),
-                    d_beta: d_beta.next().expect("one per lane"),
-                    d_state,
+                    dq: dq.next(),
+                    dk: dk.next(),
+                    dv: dv.next(),
+                    dg: dg.next(),
+                    d_beta: d_beta.next(),
+                    d_state: d_state.next(),
                 }
             })
             .collect()
@@ -72,6 +71,14 @@ pub(crate) fn backward<T: Real>(
             grouped.sum_axis(Axis(3))
         }
     };
-    let initial_state = inputs.initial_state.is_some().then_some(state);
-    Gradients { q: of_heads(q), k: of_heads(k), v, g, beta, initial_state }
+    Gradients { q: q.map(of_heads), k: k.map(of_heads), v, g, beta, initial_state }
+}
+
+/// The matrices of a wanted gradient, one per lane; `heads` is its axis of heads.
+fn parts<T>(gradient: &mut Option<Array4<T>>, heads: Axis) -> impl Iterator<Item = ArrayViewMut2<'_, T>> {
+    gradient.iter_mut().flat_map(move |gradient| {
+        cut(gradient.view_mut(), Axis(0), 1)
+            .flat_map(move |row| cut(row, heads, 1))
+            .map(move |lane| lane.index_axis_move(heads, 0).index_axis_move(Axis(0), 0))
+    })
 }

@@ -42,13 +42,13 @@ pub(super) struct Lane<'a, T> {
     /// `[K, V]`.
     pub d_final_state: Option<ArrayView2<'a, T>>,
     pub scale: T,
-    /// As the inputs.
-    pub dq: ArrayViewMut2<'a, T>,
-    pub dk: ArrayViewMut2<'a, T>,
-    pub dv: ArrayViewMut2<'a, T>,
-    pub dg: ArrayViewMut2<'a, T>,
-    pub d_beta: ArrayViewMut1<'a, T>,
-    pub d_state: ArrayViewMut2<'a, T>,
+    /// As the inputs; none if it is not wanted.
+    pub dq: Option<ArrayViewMut2<'a, T>>,
+    pub dk: Option<ArrayViewMut2<'a, T>>,
+    pub dv: Option<ArrayViewMut2<'a, T>>,
+    pub dg: Option<ArrayViewMut2<'a, T>>,
+    pub d_beta: Option<ArrayViewMut1<'a, T>>,
+    pub d_state: Option<ArrayViewMut2<'a, T>>,
 }
 
 impl<T: Real> Lane<'_, T> {
@@ -75,7 +75,8 @@ impl<T: Real> Lane<'_, T> {
         let (width, rows) = (key_dim.next_multiple_of(T::lanes::<S>()), value_dim.next_multiple_of(ROWS));
         let capacity = KEEP_EVERY.min(time);
         let mut segment = Segment::new(width, capacity);
-        let mut pass = Pass::new(width, capacity);
+        let wanted = [&self.dq, &self.dk, &self.dg].map(Option::is_some);
+        let mut pass = Pass::new(width, capacity, wanted);
         let mut d_state = vec![T::zero(); rows * width];
         if let Some(d_final_state) = self.d_final_state {
             transpose(d_final_state, &mut d_state, width);
@@ -124,15 +125,24 @@ impl<T: Real> Lane<'_, T> {
             }
 
             for (n, t) in tokens.enumerate() {
-                paste(&pass.dq[n * width..][..key_dim], self.dq.row_mut(t));
-                paste(&pass.dk[n * width..][..key_dim], self.dk.row_mut(t));
-                paste(&pass.dg[n * width..][..key_dim], self.dg.row_mut(t));
-                paste(&dv[n * rows..][..value_dim], self.dv.row_mut(t));
-                self.d_beta[t] = pass.d_beta[n];
+                let of_keys = [(&pass.dq, &mut self.dq), (&pass.dk, &mut self.dk), (&pass.dg, &mut self.dg)];
+                for (sums, gradient) in of_keys {
+                    if let Some(gradient) = gradient {
+                        paste(&sums[n * width..][..key_dim], gradient.row_mut(t));
+                    }
+                }
+                if let Some(gradient) = &mut self.dv {
+                    paste(&dv[n * rows..][..value_dim], gradient.row_mut(t));
+                }
+                if let Some(gradient) = &mut self.d_beta {
+                    gradient[t] = pass.d_beta[n];
+                }
             }
         }
-        for (j, row) in d_state.chunks_exact(width).take(value_dim).enumerate() {
-            paste(&row[..key_dim], self.d_state.column_mut(j));
+        if let Some(gradient) = &mut self.d_state {
+            for (j, row) in d_state.chunks_exact(width).take(value_dim).enumerate() {
+                paste(&row[..key_dim], gradient.column_mut(j));
+            }
         }
     }
 }
@@ -146,6 +156,8 @@ fn transpose<T: Real>(from: ArrayView2<T>, to: &mut [T], width: usize) {
 
 /// What the value channels of a lane leave behind in one segment.
 struct Pass<T> {
+    /// Whether `dq`, `dk` and `dg` are wanted.
+    wanted: [bool; 3],
     /// `K`, padded to whole vectors.
     width: usize,
     /// States before and after each token, `[tokens + 1, ROWS, K]`, of some rows.
@@ -164,9 +176,10 @@ struct Pass<T> {
 }
 
 impl<T: Real> Pass<T> {
-    fn new(width: usize, tokens: usize) -> Self {
+    fn new(width: usize, tokens: usize, wanted: [bool; 3]) -> Self {
         let rows = |count: usize| vec![T::zero(); count * width];
         Self {
+            wanted,
             width,
             states: rows((tokens + 1) * ROWS),
             writes: vec![[T::zero(); ROWS]; tokens],
@@ -242,6 +255,7 @@ impl<T: Real> Pass<T> {
         let zero = T::splat(simd, T::zero());
         let splat = |x: [T; ROWS]| x.map(|x| T::splat(simd, x));
         let last = beta.len() - 1;
+        let [wants_q, wants_k, wants_g] = self.wanted;
 
         // The read of the last token, and what its write receives.
         let mut du = [zero; ROWS];
@@ -283,28 +297,39 @@ impl<T: Real> Pass<T> {
 
             let write_read = T::splat(simd, write_read);
             let (erase, read_now, read_next) = (splat(d_error.map(|x| -x)), splat(read), splat(read_before));
-            let (written, erased_by) = (splat(write), splat(d_error));
+            let written = splat(write);
             du = [zero; ROWS];
             for c in 0..k.len() {
                 let (k, a, q_before, k_before) = (k[c], decay[c], q_before[c], k_before[c]);
-                let [mut by_read, mut by_write, mut by_error, mut by_decay] = [zero; 4];
+                let erased: [_; ROWS] = std::array::from_fn(|r| T::vector_mul_add(simd, k, erase[r], d_state[r][c]));
+                if wants_q {
+                    let mut sum = zero;
+                    for r in 0..ROWS {
+                        sum = T::vector_mul_add(simd, states[r][c], read_now[r], sum);
+                    }
+                    let sum = T::vector_mul_add(simd, a, sum, T::vector_mul(simd, k, write_read));
+                    dq[c] = T::vector_add(simd, dq[c], sum);
+                }
+                if wants_k {
+                    let (mut by_write, mut by_error) = (zero, zero);
+                    for r in 0..ROWS {
+                        by_write = T::vector_mul_add(simd, d_state[r][c], written[r], by_write);
+                        by_error = T::vector_mul_add(simd, states[r][c], erase[r], by_error);
+                    }
+                    dk[c] = T::vector_add(simd, dk[c], T::vector_mul_add(simd, a, by_error, by_write));
+                }
+                if wants_g {
+                    let mut sum = zero;
+                    for r in 0..ROWS {
+                        sum = T::vector_mul_add(simd, states[r][c], erased[r], sum);
+                    }
+                    dg[c] = T::vector_mul_add(simd, a, sum, dg[c]);
+                }
                 for r in 0..ROWS {
-                    let (s, d) = (states[r][c], d_state[r][c]);
-                    by_read = T::vector_mul_add(simd, s, read_now[r], by_read);
-                    by_write = T::vector_mul_add(simd, d, written[r], by_write);
-                    by_error = T::vector_mul_add(simd, s, erased_by[r], by_error);
-                    let erased = T::vector_mul_add(simd, k, erase[r], d);
-                    by_decay = T::vector_mul_add(simd, s, erased, by_decay);
-                    let d = T::vector_mul_add(simd, a, erased, T::vector_mul(simd, q_before, read_next[r]));
+                    let d = T::vector_mul_add(simd, a, erased[r], T::vector_mul(simd, q_before, read_next[r]));
                     d_state[r][c] = d;
                     du[r] = T::vector_mul_add(simd, k_before, d, du[r]);
                 }
-                dq[c] =
-                    T::vector_add(simd, dq[c], T::vector_mul_add(simd, a, by_read, T::vector_mul(simd, k, write_read)));
-                let erased = T::vector_mul(simd, a, by_error);
-                dk[c] =
-                    T::vector_add(simd, dk[c], T::vector_mul_add(simd, T::splat(simd, -T::one()), erased, by_write));
-                dg[c] = T::vector_mul_add(simd, a, by_decay, dg[c]);
             }
             read = read_before;
         }

@@ -49,13 +49,13 @@ pub(crate) struct Outputs<T> {
     pub kept: Option<Array4<T>>,
 }
 
-/// Row-major gradients, as [`Views`].
+/// Row-major gradients in the shapes of [`Views`]: those that were asked for.
 pub(crate) struct Gradients<T> {
-    pub q: Array4<T>,
-    pub k: Array4<T>,
-    pub v: Array4<T>,
-    pub g: Array4<T>,
-    pub beta: Array3<T>,
+    pub q: Option<Array4<T>>,
+    pub k: Option<Array4<T>>,
+    pub v: Option<Array4<T>>,
+    pub g: Option<Array4<T>>,
+    pub beta: Option<Array3<T>>,
     pub initial_state: Option<Array4<T>>,
 }
 

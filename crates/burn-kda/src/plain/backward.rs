@@ -7,6 +7,7 @@ use super::forward::{Advance, advance, chunk_forward, nth};
 use super::intra::{Chunk, Intra, IntraCotangents, unstack};
 use super::tiles::{Segment, Tile, Tiling, chunked, lanes_of, unchunked};
 use crate::functions::{Dims, KdaInput, pad_time};
+use crate::ops::WantedGradients;
 
 /// The backward pass solves with the inverse of a chunk twice, so it needs shorter chunks for the same error.
 const GRADIENT_ROWS: usize = 8;
@@ -19,7 +20,18 @@ pub(crate) struct Cotangents {
     pub final_state: Option<Tensor<4>>,
 }
 
-/// Gradients of the inputs and, if there is one, of the initial state.
+/// As [`KdaGradients`](crate::ops::KdaGradients).
+#[derive(Default)]
+pub(crate) struct Gradients {
+    pub q: Option<Tensor<4>>,
+    pub k: Option<Tensor<4>>,
+    pub v: Option<Tensor<4>>,
+    pub g: Option<Tensor<4>>,
+    pub beta: Option<Tensor<3>>,
+    pub initial_state: Option<Tensor<4>>,
+}
+
+/// The wanted gradients.
 ///
 /// `states` is what [`chunk_forward`] kept; it runs again without.
 pub(crate) fn chunk_backward(
@@ -29,7 +41,8 @@ pub(crate) fn chunk_backward(
     cotangents: Cotangents,
     scale: f64,
     chunk_size: usize,
-) -> (KdaInput, Option<Tensor<4>>) {
+    wanted: WantedGradients,
+) -> Gradients {
     let dims @ Dims { batch, time, heads, value_heads, key_dim, value_dim } = input.dims();
     let tiling = Tiling::backward(dims, chunk_size.min(GRADIENT_ROWS), &input.q.device());
     let lanes = dims.lanes();
@@ -62,26 +75,33 @@ pub(crate) fn chunk_backward(
         let mut tiles: [Vec<Tensor<3>>; 5] = Default::default();
         for (lanes, d_state) in tiling.tiles(lanes).zip(&mut d_states) {
             let state = state.clone().map(|state| state.slice_dim(0, lanes.clone()));
-            let of_tile =
-                tile_backward(segment.tile(lanes.clone()), lanes_of(d_o.clone(), lanes), state, d_state, chunks);
-            tiles.iter_mut().zip(of_tile).for_each(|(tiles, gradient)| tiles.push(gradient));
+            let of_tile = tile_backward(
+                segment.tile(lanes.clone()),
+                lanes_of(d_o.clone(), lanes),
+                state,
+                d_state,
+                chunks,
+                wanted,
+            );
+            tiles.iter_mut().zip(of_tile).for_each(|(tiles, gradient)| tiles.extend(gradient));
         }
         for (gradient, tiles) in gradients.iter_mut().zip(tiles) {
-            gradient.push(unchunked(tiles, chunks, batch).slice_dim(1, 0..span.len()));
+            if !tiles.is_empty() {
+                gradient.push(unchunked(tiles, chunks, batch).slice_dim(1, 0..span.len()));
+            }
         }
     }
 
     let [q, k, v, g, beta] = gradients.map(|mut segments| {
         segments.reverse();
-        Tensor::cat(segments, 1)
+        (!segments.is_empty()).then(|| Tensor::cat(segments, 1))
     });
     let group = value_heads / heads;
     let of_heads = |x: Tensor<4>| match group {
         1 => x,
         _ => x.reshape([batch, time, heads, group, key_dim]).sum_dim(3).squeeze_dim(3),
     };
-    let gradients = KdaInput { q: of_heads(q), k: of_heads(k), v, g, beta: beta.squeeze_dim(3) };
-    let d_initial_state = initial_state.is_some().then(|| {
+    let initial_state = wanted.initial_state.then(|| {
         Tensor::cat(d_states.into_iter().map(|d_state| d_state.expect("T >= 1")).collect(), 0).reshape([
             batch,
             value_heads,
@@ -89,10 +109,10 @@ pub(crate) fn chunk_backward(
             value_dim,
         ])
     });
-    (gradients, d_initial_state)
+    Gradients { q: q.map(of_heads), k: k.map(of_heads), v, g, beta: beta.map(|x| x.squeeze_dim(3)), initial_state }
 }
 
-/// Gradients of `q`, `k`, `v`, `g` and `beta` of one tile, `[chunks * lanes, C, ..]`; `d_state` is the cotangent of the
+/// The wanted gradients of `q`, `k`, `v`, `g` and `beta` of one tile, `[chunks * lanes, C, ..]`; `d_state` is the cotangent of the
 /// state after the tile on entry, of the state before it on return.
 fn tile_backward(
     tile: Tile,
@@ -100,7 +120,8 @@ fn tile_backward(
     mut state: Option<Tensor<3>>,
     d_state: &mut Option<Tensor<3>>,
     chunks: usize,
-) -> [Tensor<3>; 5] {
+    wanted: WantedGradients,
+) -> [Option<Tensor<3>>; 5] {
     let Tile { qk, v, g, beta } = tile;
     let (intra, trace) = Intra::traced(qk, g, beta.clone());
 
@@ -118,17 +139,23 @@ fn tile_backward(
     let all = |of: fn(&Step) -> &Tensor<3>| Tensor::cat(steps.iter().map(|step| of(step).clone()).collect(), 0);
 
     let (write, d_error) = (all(|step| &step.write), all(|step| &step.d_error));
-    // The error that `beta` scales: without what the chunk's earlier writes have taken from it already.
-    let left = all(|step| &step.error) - intra.taken_by(write.clone());
-    let d_beta = (all(|step| &step.d_solve) * left).sum_dim(2);
-    let d_reads = reads(d_o, d_error.clone());
+    let d_beta = wanted.beta.then(|| {
+        // The error that `beta` scales: without what the chunk's earlier writes have taken from it already.
+        let left = all(|step| &step.error) - intra.taken_by(write.clone());
+        (all(|step| &step.d_solve) * left).sum_dim(2)
+    });
+    let d_v = wanted.v.then(|| d_error.clone());
+    if !(wanted.q || wanted.k || wanted.g) {
+        return [None, None, d_v, None, d_beta];
+    }
+    let d_reads = reads(d_o, d_error);
     let [dq, dk, dg] = trace.backward(IntraCotangents {
         scores: d_reads.matmul(write.swap_dims(1, 2).unsqueeze_dim(0)),
         from_start: Tensor::cat(steps.iter().map(|step| step.d_from_start.clone()).collect(), 1),
         k_to_end: all(|step| &step.d_k_to_end),
         log_decay: all(|step| &step.d_log_decay),
     });
-    [dq, dk, d_error, dg, d_beta]
+    [wanted.q.then_some(dq), wanted.k.then_some(dk), d_v, wanted.g.then_some(dg), d_beta]
 }
 
 /// Cotangents of what queries and keys read, `[2, M, C, V]`: what keys read is subtracted from the values.

@@ -8,7 +8,7 @@ mod intra;
 mod recurrence;
 mod tiles;
 
-pub(crate) use backward::{Cotangents, chunk_backward};
+pub(crate) use backward::{Cotangents, Gradients, chunk_backward};
 pub(crate) use forward::chunk_forward;
 pub(crate) use recurrence::recurrence;
 #[cfg(feature = "cubecl")]

@@ -12,7 +12,7 @@ pub(super) const EXACT_ROWS: usize = 16;
 
 /// The backward pass runs over segments of this many tokens, whole chunks of any size, and starts each from the state
 /// before it.
-pub(super) const SEGMENT_TOKENS: usize = 128;
+pub(crate) const SEGMENT_TOKENS: usize = 128;
 
 /// Sizes chosen so that the working tensors of one tile stay in cache and do not grow with `T`.
 #[derive(Debug, Clone, Copy)]
