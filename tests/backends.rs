@@ -2,6 +2,9 @@
 //!
 //! `BURN_DEVICE=wgpu cargo test -p burn-kda --no-default-features --features std,autodiff,webgpu --test backends`
 
+#[cfg(feature = "capture")]
+#[path = "backends/capture.rs"]
+mod capture;
 mod common;
 #[cfg(feature = "cubecl")]
 #[path = "backends/launches.rs"]

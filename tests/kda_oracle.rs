@@ -111,6 +111,15 @@ fn large_batch_of_long_sequences() {
     report.finish();
 }
 
+/// Too large even for one chunk, from states that differ.
+#[test]
+fn large_batch_with_initial_states() {
+    let fixture = Fixture::open("regimes");
+    let mut report = Report::new("regimes/mild/random/unit repeated");
+    Problem::of_fixture(&fixture.case("mild/random/unit")).repeated(300).check(&[Form::Chunk(16)], &mut report);
+    report.finish();
+}
+
 /// Enough of them to be cut in time, where something of the initial state is still left.
 #[test]
 fn large_batch_that_remembers() {

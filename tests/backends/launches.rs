@@ -1,41 +1,56 @@
 //! That the kernels run, and how often.
 
+use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::thread::{self, ThreadId};
 
-use burn::tensor::DType;
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Device};
+use burn_kda::{KdaOps, KdaTensors, MaybeTensor, WantedGradients};
 use cubecl::logging::{LaunchObservation, LaunchObserver};
 
-use crate::common::operator::Form;
+use crate::common::operator::{Form, Tensors};
 use crate::common::platform::devices;
 use crate::common::recipe::Recipe;
 
-/// The kernels that one thread launches: other tests run beside this one.
-struct Launches(ThreadId, Mutex<Vec<&'static str>>);
+/// The kernels that the process launches.
+#[derive(Default)]
+struct Launches(Mutex<Vec<&'static str>>);
 
 impl LaunchObserver for Launches {
     fn launched(&self, kernel: &'static str) {
-        if thread::current().id() == self.0 {
-            self.1.lock().unwrap().push(kernel);
-        }
+        self.0.lock().unwrap().push(kernel);
     }
 }
 
 fn launches(run: impl FnOnce()) -> Vec<&'static str> {
-    let launches = Arc::new(Launches(thread::current().id(), Mutex::default()));
+    let launches = Arc::new(Launches::default());
     let observation = LaunchObservation::new(launches.clone());
     run();
     drop(observation);
-    launches.1.lock().unwrap().clone()
+    launches.0.lock().unwrap().clone()
+}
+
+/// The CubeCL device under test, in a process where no other test launches anything: with fusion, kernels come from
+/// another thread than the one that asks for them.
+fn alone(test: &str) -> Option<Device> {
+    const ALONE: &str = "BURN_KDA_TEST_ALONE";
+    let (name, device) = devices().remove(0);
+    if !name.contains("Cube") {
+        return None;
+    }
+    if std::env::var_os(ALONE).is_some() {
+        return Some(device);
+    }
+    let tests = std::env::current_exe().expect("the test binary");
+    let output = Command::new(tests).args(["--exact", test]).env(ALONE, "1").output().expect("runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    None
 }
 
 /// Any number of tokens, and heads of any size.
 #[test]
 fn a_call_is_one_launch() {
-    for (_, device) in devices() {
-        if !format!("{device:?}").contains("Cube") {
-            continue;
-        }
+    if let Some(device) = alone("launches::a_call_is_one_launch") {
         for (time, key_dim, value_dim) in [(1, 5, 3), (1, 128, 128), (100, 64, 256), (300, 256, 65)] {
             let problem = Recipe { time, key_dim, value_dim, ..Recipe::default() }.problem();
             for form in [Form::Chunk(64), Form::Recurrent] {
@@ -48,6 +63,40 @@ fn a_call_is_one_launch() {
                 assert_eq!(kernels.len(), 1, "{form:?}: {kernels:?}");
                 assert!(kernels[0].contains("recurrent_kernel"), "{form:?}: {kernels:?}");
             }
+        }
+    }
+}
+
+/// Three, and the forward pass again where the states between segments are not given.
+#[test]
+fn a_backward_pass_is_three_launches() {
+    if let Some(device) = alone("launches::a_backward_pass_is_three_launches") {
+        for (time, again) in [(1, false), (100, false), (300, true)] {
+            let problem = Recipe { time, key_dim: 24, value_dim: 65, ..Recipe::default() }.problem();
+            let Tensors { input, state } = problem.constants(&device, DType::F32);
+            let d_o = problem.d_o.tensor::<4>(&device, DType::F32).into_dispatch();
+            let inputs = KdaTensors {
+                q: input.q.into_dispatch(),
+                k: input.k.into_dispatch(),
+                v: input.v.into_dispatch(),
+                g: input.g.into_dispatch(),
+                beta: input.beta.into_dispatch(),
+            };
+            let state = MaybeTensor::Some(state.expect("a state").into_dispatch());
+            let wanted = WantedGradients { q: true, k: true, v: true, g: true, beta: true, initial_state: true };
+            device.sync().expect("the inputs arrive");
+            let kernels = launches(|| {
+                let none = MaybeTensor::None;
+                let d_o = MaybeTensor::Some(d_o);
+                <Dispatch as KdaOps>::kda_backward(inputs, state, none.clone(), d_o, none, 1.0, 64, wanted);
+                device.sync().expect("the kernels run");
+            });
+            let mut expected = vec!["scores_kernel", "scan_kernel", "inputs_kernel"];
+            if again {
+                expected.insert(0, "recurrent_kernel");
+            }
+            assert_eq!(kernels.len(), expected.len(), "{kernels:?}");
+            assert!(kernels.iter().zip(expected).all(|(got, want)| got.contains(want)), "{kernels:?}");
         }
     }
 }

@@ -50,6 +50,7 @@ pub struct WantedGradients {
 
 /// Gradients of the operator's inputs, in the shapes of [`KdaTensors`]: those that were asked for.
 #[derive(Debug, Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
 #[allow(missing_docs)] // Each is that of the input of its name.
 pub struct KdaGradients<B: Backend> {
     #[extension_type]

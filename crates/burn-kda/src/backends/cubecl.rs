@@ -1,5 +1,5 @@
-//! Every runtime of CubeCL: the forward pass in one kernel, and the plain algorithm where the device or the dtype is not
-//! one for it.
+//! Every runtime of CubeCL: the forward pass in one kernel, the backward pass in three, and the plain algorithm where the
+//! device or the dtype is not one for them.
 
 #[cfg(feature = "fusion")]
 use burn::backend::fusion::custom::TensorSpec;
@@ -11,10 +11,12 @@ use burn_cubecl::CubeBackend;
 use crate::functions::Dims;
 #[cfg(feature = "fusion")]
 use crate::kernel::kept_states;
-use crate::kernel::{self, Outputs, Plan};
-use crate::ops::{KdaOps, KdaTensors, MaybeTensor, Mode, plain_chunk, plain_recurrent};
+use crate::kernel::{self, Gradients, Outputs, Plan, ScanPlan};
+use crate::ops::{
+    KdaGradients, KdaOps, KdaTensors, MaybeTensor, Mode, WantedGradients, plain_backward, plain_chunk, plain_recurrent,
+};
 #[cfg(feature = "fusion")]
-use crate::ops::{KdaTensorsMetadata, MaybeTensorMetadata};
+use crate::ops::{KdaGradientsMetadata, KdaTensorsMetadata, MaybeTensorMetadata};
 
 tensor_bridge!(Cube);
 
@@ -43,6 +45,25 @@ impl KdaOps for Cube {
         let (o, final_state, _) = <Self as KernelOps>::recurrent(inputs, initial_state, scale, false, plan);
         (o, final_state)
     }
+
+    fn kda_backward(
+        inputs: KdaTensors<Self>,
+        initial_state: MaybeTensor<Self>,
+        states: MaybeTensor<Self>,
+        d_o: MaybeTensor<Self>,
+        d_final_state: MaybeTensor<Self>,
+        scale: f64,
+        chunk_size: usize,
+        wanted: WantedGradients,
+    ) -> KdaGradients<Self> {
+        let plans = plan(&inputs).zip(ScanPlan::new(dims(&inputs), &inputs.q.device().client()));
+        match plans {
+            Some(plans) => {
+                <Self as KernelOps>::gradients(inputs, initial_state, states, d_o, d_final_state, scale, wanted, plans)
+            }
+            None => plain_backward(inputs, initial_state, states, [d_o, d_final_state], scale, chunk_size, wanted),
+        }
+    }
 }
 
 /// None if the plain algorithm has to run.
@@ -69,6 +90,20 @@ trait KernelOps: Backend {
         keep_states: bool,
         plan: Plan,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>);
+
+    /// As [`KdaOps::kda_backward`]; the plans are ones for these inputs.
+    #[fusion(meta = gradient_specs)]
+    #[allow(clippy::too_many_arguments)]
+    fn gradients(
+        #[extension_type] inputs: KdaTensors<Self>,
+        #[extension_type] initial_state: MaybeTensor<Self>,
+        #[extension_type] states: MaybeTensor<Self>,
+        #[extension_type] d_o: MaybeTensor<Self>,
+        #[extension_type] d_final_state: MaybeTensor<Self>,
+        scale: f64,
+        wanted: WantedGradients,
+        plans: (Plan, ScanPlan),
+    ) -> KdaGradients<Self>;
 }
 
 impl KernelOps for CubeBackend {
@@ -84,6 +119,33 @@ impl KernelOps for CubeBackend {
         let Outputs { o, final_state, kept } =
             kernel::recurrent(dims, [q, k, v, g, beta], initial_state.into_option(), scale, keep_states, plan);
         (o, final_state, kept.into())
+    }
+
+    fn gradients(
+        inputs: KdaTensors<Self>,
+        initial_state: MaybeTensor<Self>,
+        states: MaybeTensor<Self>,
+        d_o: MaybeTensor<Self>,
+        d_final_state: MaybeTensor<Self>,
+        scale: f64,
+        wanted: WantedGradients,
+        plans: (Plan, ScanPlan),
+    ) -> KdaGradients<Self> {
+        let dims = dims(&inputs);
+        let KdaTensors { q, k, v, g, beta } = inputs;
+        let [initial_state, states, d_o, d_final_state] =
+            [initial_state, states, d_o, d_final_state].map(MaybeTensor::into_option);
+        let cotangents = [d_o, d_final_state];
+        let Gradients { q, k, v, g, beta, initial_state } =
+            kernel::gradients(dims, [q, k, v, g, beta], initial_state, states, cotangents, scale, wanted, plans);
+        KdaGradients {
+            q: q.into(),
+            k: k.into(),
+            v: v.into(),
+            g: g.into(),
+            beta: beta.into(),
+            initial_state: initial_state.into(),
+        }
     }
 }
 
@@ -104,4 +166,31 @@ fn recurrent_specs(
         count => MaybeTensorMetadata::Some(states([count, batch * heads, key_dim, value_dim])),
     };
     (inputs.v.clone(), states([batch, heads, key_dim, value_dim]), kept)
+}
+
+/// As [`recurrent_specs`]: each gradient is like its input.
+#[cfg(feature = "fusion")]
+#[allow(clippy::too_many_arguments)]
+fn gradient_specs(
+    inputs: &KdaTensorsMetadata,
+    initial_state: &MaybeTensorMetadata,
+    _states: &MaybeTensorMetadata,
+    _d_o: &MaybeTensorMetadata,
+    _d_final_state: &MaybeTensorMetadata,
+    _scale: &f64,
+    wanted: &WantedGradients,
+    _plans: &(Plan, ScanPlan),
+) -> KdaGradientsMetadata {
+    let like = |wanted: bool, input: &TensorSpec| match wanted {
+        true => MaybeTensorMetadata::Some(input.clone()),
+        false => MaybeTensorMetadata::None,
+    };
+    KdaGradientsMetadata {
+        q: like(wanted.q, &inputs.q),
+        k: like(wanted.k, &inputs.k),
+        v: like(wanted.v, &inputs.v),
+        g: like(wanted.g, &inputs.g),
+        beta: like(wanted.beta, &inputs.beta),
+        initial_state: if wanted.initial_state { initial_state.clone() } else { MaybeTensorMetadata::None },
+    }
 }

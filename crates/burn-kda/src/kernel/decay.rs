@@ -28,3 +28,10 @@ pub(super) fn decay_parts(g: f32) -> (f32, f32) {
     let power = f32::reinterpret(u32::cast_from(n + 127.0f32) << 23u32);
     (power, tail * r * r + r)
 }
+
+/// `exp(g)`, `g <= 0`, to a rounding or two, which the `exp` of a shading language does not promise.
+#[cube]
+pub(super) fn decay(g: f32) -> f32 {
+    let (power, change) = decay_parts(g);
+    power + power * change
+}

@@ -3,6 +3,7 @@
 use cubecl::client::Client;
 use cubecl::features::Plane;
 
+use super::gradients::{ROWS, SUMS};
 use crate::functions::Dims;
 
 /// Units of a cube, where the device allows as many.
@@ -94,5 +95,72 @@ impl Plan {
     fn shared_bytes(&self) -> usize {
         let token = 5 * self.padded_keys() + self.values() + 1;
         (self.tokens * token + self.partial_sums()) * size_of::<f32>()
+    }
+}
+
+/// How the scan of the backward pass is cut: a cube has `groups` units for each key channel, each with `columns` value
+/// channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct ScanPlan {
+    pub key_dim: usize,
+    pub groups: usize,
+    pub columns: usize,
+}
+
+impl ScanPlan {
+    /// Units of a cube at most.
+    const UNITS: usize = 512;
+
+    /// Value channels of a unit: two numbers of each in registers.
+    const COLUMNS: usize = 16;
+
+    /// Buffers of the scan, with the one that carries shapes and strides.
+    const BINDINGS: u32 = 15;
+
+    /// None if the device cannot run the kernels on such a problem.
+    pub fn new(dims: Dims, client: &Client) -> Option<Self> {
+        let hardware = &client.properties().hardware;
+        let units = Self::UNITS.min(hardware.max_units_per_cube as usize).min(hardware.max_cube_dim.0 as usize);
+        let Dims { key_dim, value_dim, .. } = dims;
+        let columns = Self::COLUMNS.min(value_dim.next_power_of_two());
+        let (x, y, z) = hardware.max_cube_count;
+        let most_cubes = (u64::from(x) * u64::from(y) * u64::from(z)).min(u64::from(u32::MAX) / 2) as usize;
+        let chunks = dims.time.div_ceil(ROWS);
+        let fits = |plan: &Self| {
+            plan.units() <= units
+                && plan.shared_bytes() <= hardware.max_shared_memory_size
+                && (dims.lanes() * plan.tiles(dims).max(chunks)) <= most_cubes
+                && hardware.max_bindings >= Self::BINDINGS
+                && 3 * ROWS * (key_dim + 1) * size_of::<f32>() + 2048 <= hardware.max_shared_memory_size
+        };
+        let groups = (value_dim.next_power_of_two() / columns).min(8);
+        (0..=groups.ilog2()).rev().map(|log| Self { key_dim, groups: 1 << log, columns }).find(fits)
+    }
+
+    pub fn units(&self) -> usize {
+        self.groups * self.key_dim
+    }
+
+    /// Value channels of a cube.
+    pub fn values(&self) -> usize {
+        self.groups * self.columns
+    }
+
+    pub fn tiles(&self, dims: Dims) -> usize {
+        dims.value_dim.div_ceil(self.values())
+    }
+
+    /// From one row of the shared matrix to the next: spread over the banks of the memory.
+    pub fn stride(&self) -> usize {
+        self.values() + 1
+    }
+
+    /// Numbers in the shared matrix, which also adds up the sums of the groups.
+    pub fn matrix(&self) -> usize {
+        self.key_dim * if self.groups > 1 { self.stride().max(SUMS) } else { self.stride() }
+    }
+
+    fn shared_bytes(&self) -> usize {
+        (self.matrix() + ROWS * (self.key_dim + 5 * self.values()) + 3 * ROWS * ROWS + ROWS) * size_of::<f32>()
     }
 }

@@ -151,7 +151,7 @@ fn recurrent_kernel(
             let k = segment.k_decayed[row * plan.slices + slice];
             #[unroll]
             for j in 0..plan.width {
-                sums[plan.width + j] += k * state[row * plan.width + j];
+                sums[plan.width + j] = fma(k, state[row * plan.width + j], sums[plan.width + j]);
             }
         }
         sum_over_column(&mut sums, &mut partial_sums, 0, plan);
@@ -176,10 +176,10 @@ fn recurrent_kernel(
                 for j in 0..plan.width {
                     let i = comptime!(row * plan.width + j);
                     let decayed = power * state[i];
-                    let x = decayed + (change * decayed + k * written[j]);
+                    let x = decayed + fma(change, decayed, k * written[j]);
                     state[i] = x;
-                    sums[j] += q * x;
-                    sums[plan.width + j] += k_next * x;
+                    sums[j] = fma(q, x, sums[j]);
+                    sums[plan.width + j] = fma(k_next, x, sums[plan.width + j]);
                 }
             }
             sum_over_column(&mut sums, &mut partial_sums, (t + 1) % 2, plan);
