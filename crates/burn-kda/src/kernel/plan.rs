@@ -114,6 +114,9 @@ impl ScanPlan {
     /// Value channels of a unit: two numbers of each in registers.
     const COLUMNS: usize = 16;
 
+    /// Units with the same key channel at most: they add up what they have in turns.
+    const GROUPS: usize = 8;
+
     /// Buffers of the scan, with the one that carries shapes and strides.
     const BINDINGS: u32 = 15;
 
@@ -122,7 +125,9 @@ impl ScanPlan {
         let hardware = &client.properties().hardware;
         let units = Self::UNITS.min(hardware.max_units_per_cube as usize).min(hardware.max_cube_dim.0 as usize);
         let Dims { key_dim, value_dim, .. } = dims;
-        let columns = Self::COLUMNS.min(value_dim.next_power_of_two());
+        // Small heads are spread over more units.
+        let wide = value_dim.next_power_of_two();
+        let columns = (wide * key_dim / UNITS).max(wide / Self::GROUPS).clamp(1, Self::COLUMNS);
         let (x, y, z) = hardware.max_cube_count;
         let most_cubes = (u64::from(x) * u64::from(y) * u64::from(z)).min(u64::from(u32::MAX) / 2) as usize;
         let chunks = dims.time.div_ceil(ROWS);
@@ -133,7 +138,7 @@ impl ScanPlan {
                 && hardware.max_bindings >= Self::BINDINGS
                 && 3 * ROWS * (key_dim + 1) * size_of::<f32>() + 2048 <= hardware.max_shared_memory_size
         };
-        let groups = (value_dim.next_power_of_two() / columns).min(8);
+        let groups = (wide / columns).min(Self::GROUPS);
         (0..=groups.ilog2()).rev().map(|log| Self { key_dim, groups: 1 << log, columns }).find(fits)
     }
 

@@ -72,6 +72,9 @@ pub(crate) fn recurrent(
     Outputs { o, final_state, kept }
 }
 
+/// Rows whose products are summed up before they join the others, for the rounding.
+const BLOCK: usize = 4;
+
 /// How many.
 pub(crate) fn kept_states(time: usize, keep_states: bool) -> usize {
     if keep_states { (time - 1) / SEGMENT_TOKENS } else { 0 }
@@ -125,6 +128,11 @@ fn recurrent_kernel(
     let mut written = Array::<f32>::new(plan.width);
     // What the units of a column sum up: the read of each value channel, then the prediction.
     let mut sums = Array::<f32>::new(comptime!(2 * plan.width));
+    let mut blocks = Array::<f32>::new(comptime!(2 * plan.width));
+    #[unroll]
+    for j in 0..comptime!(2 * plan.width) {
+        blocks[j] = 0.0f32;
+    }
     for n in 0..time.div_ceil(plan.tokens) {
         let start = n * plan.tokens;
         let tokens = select(time - start < plan.tokens, time - start, plan.tokens.runtime());
@@ -151,7 +159,10 @@ fn recurrent_kernel(
             let k = segment.k_decayed[row * plan.slices + slice];
             #[unroll]
             for j in 0..plan.width {
-                sums[plan.width + j] = fma(k, state[row * plan.width + j], sums[plan.width + j]);
+                blocks[plan.width + j] = fma(k, state[row * plan.width + j], blocks[plan.width + j]);
+            }
+            if comptime!(row % BLOCK == BLOCK - 1 || row + 1 == plan.rows) {
+                flush(&mut blocks, &mut sums, plan);
             }
         }
         sum_over_column(&mut sums, &mut partial_sums, 0, plan);
@@ -178,8 +189,11 @@ fn recurrent_kernel(
                     let decayed = power * state[i];
                     let x = decayed + fma(change, decayed, k * written[j]);
                     state[i] = x;
-                    sums[j] = fma(q, x, sums[j]);
-                    sums[plan.width + j] = fma(k_next, x, sums[plan.width + j]);
+                    blocks[j] = fma(q, x, blocks[j]);
+                    blocks[plan.width + j] = fma(k_next, x, blocks[plan.width + j]);
+                }
+                if comptime!(row % BLOCK == BLOCK - 1 || row + 1 == plan.rows) {
+                    flush(&mut blocks, &mut sums, plan);
                 }
             }
             sum_over_column(&mut sums, &mut partial_sums, (t + 1) % 2, plan);
@@ -211,6 +225,16 @@ fn store(state: &Array<f32>, to: &mut Tensor<f32>, a: usize, b: usize, first: us
             let place = at(&*to, a, b, d, e);
             to[place] = state[i];
         }
+    }
+}
+
+/// Adds the sums of a block of rows to those of the blocks before.
+#[cube]
+fn flush(blocks: &mut Array<f32>, sums: &mut Array<f32>, #[comptime] plan: Plan) {
+    #[unroll]
+    for j in 0..comptime!(2 * plan.width) {
+        sums[j] += blocks[j];
+        blocks[j] = 0.0f32;
     }
 }
 
