@@ -151,9 +151,14 @@ fn a_sequence_alone_is_the_sequence_in_a_batch() {
     let problem = Recipe { time: 33, key_dim: 40, value_dim: 20, ..Recipe::default() }.problem();
     for (platform, device, dtype) in platforms() {
         for form in FORMS {
-            let alone = Array::of(problem.run(form, problem.constants(&device, dtype)).o).values;
-            let batch = problem.clone().repeated(40);
-            let batch = Array::of(batch.run(form, batch.constants(&device, dtype)).o).values;
+            let Tensors { input: KdaInput { q, k, v, g, beta }, state } = problem.constants(&device, dtype);
+            let many = |x: &Tensor<4>| x.clone().repeat_dim(0, 40);
+            let batch =
+                KdaInput { q: many(&q), k: many(&k), v: many(&v), g: many(&g), beta: beta.clone().repeat_dim(0, 40) };
+            let batch = Tensors { input: batch, state: state.as_ref().map(many) };
+            let batch = Array::of(problem.run(form, batch).o).values;
+            let alone = Tensors { input: KdaInput { q, k, v, g, beta }, state };
+            let alone = Array::of(problem.run(form, alone).o).values;
             assert!(batch.chunks(alone.len()).all(|row| row == alone), "{platform} {form:?}");
         }
     }

@@ -56,7 +56,7 @@ impl KdaOps for Cube {
         chunk_size: usize,
         wanted: WantedGradients,
     ) -> KdaGradients<Self> {
-        let plans = plan(&inputs).zip(ScanPlan::new(dims(&inputs), &inputs.q.device().client()));
+        let plans = plan(&inputs).zip(ScanPlan::new(dims(&inputs), inputs.q.device().client().properties()));
         match plans {
             Some(plans) => {
                 <Self as KernelOps>::gradients(inputs, initial_state, states, d_o, d_final_state, scale, wanted, plans)
@@ -69,7 +69,7 @@ impl KdaOps for Cube {
 /// None if the plain algorithm has to run.
 fn plan(inputs: &KdaTensors<Cube>) -> Option<Plan> {
     let runs = inputs.q.dtype() == DType::F32 && Mode::current() == Mode::Accelerated;
-    runs.then(|| Plan::new(dims(inputs), &inputs.q.device().client()))?
+    runs.then(|| Plan::new(dims(inputs), inputs.q.device().client().properties()))?
 }
 
 fn dims<B: Backend>(KdaTensors { q, v, .. }: &KdaTensors<B>) -> Dims {

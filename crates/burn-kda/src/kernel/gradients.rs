@@ -72,7 +72,7 @@ pub(crate) fn gradients(
         }
         kept => kept,
     };
-    let (lanes, chunks, tiles) = (dims.lanes(), time.div_ceil(ROWS), plan.tiles(dims));
+    let (lanes, chunks, tiles) = (dims.lanes(), dims.time.div_ceil(ROWS), plan.tiles(dims));
     let launch = |cubes: usize, units: usize| {
         let dim = CubeDim::new_1d(units as u32);
         (calculate_cube_count_elemwise(&client, cubes * units, dim), dim)
@@ -94,8 +94,7 @@ pub(crate) fn gradients(
         key_dim,
     );
 
-    let scratch = empty(&[lanes * tiles, CHUNKS.min(chunks), plan.values(), key_dim + 2 * ROWS]);
-    let sums = empty(&[tiles, lanes, chunks, SUMS * key_dim + SCORE_SUMS]);
+    let [scratch, sums] = buffers(dims, &plan).map(|shape| empty(&shape));
     let d_v = wanted.v.then(|| empty(&[batch, time, value_heads, value_dim]));
     let d_initial_state = wanted.initial_state.then(|| empty(&[batch, value_heads, key_dim, value_dim]));
     let some: Vec<_> = [&q, &k, &v, &g, &beta, &scores, &scratch, &sums]
@@ -152,6 +151,21 @@ pub(crate) fn gradients(
         );
     }
     Gradients { q: d_q, k: d_k, v: d_v, g: d_g, beta: d_beta, initial_state: d_initial_state }
+}
+
+/// What the scan keeps of one segment of each cube: the state before each chunk, its errors and its writes; and what it
+/// leaves of every chunk.
+fn buffers(dims: Dims, plan: &ScanPlan) -> [[usize; 4]; 2] {
+    let (lanes, chunks, tiles) = (dims.lanes(), dims.time.div_ceil(ROWS), plan.tiles(dims));
+    [
+        [lanes * tiles, CHUNKS.min(chunks), plan.values(), plan.key_dim + 2 * ROWS],
+        [tiles, lanes, chunks, SUMS * plan.key_dim + SCORE_SUMS],
+    ]
+}
+
+/// Numbers in the larger of them.
+pub(super) fn largest_buffer(dims: Dims, plan: &ScanPlan) -> usize {
+    buffers(dims, plan).map(|shape| shape.iter().product()).into_iter().max().unwrap_or(0)
 }
 
 /// Channels whose products are summed up before they join the others, for the rounding.

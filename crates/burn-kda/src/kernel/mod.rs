@@ -1,5 +1,7 @@
 //! The operator in CubeCL kernels, for every GPU that Burn runs on.
 
+#[cfg(all(test, feature = "cuda-source"))]
+mod cuda_source;
 mod decay;
 mod gradients;
 mod plan;

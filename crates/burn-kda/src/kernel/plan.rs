@@ -1,9 +1,9 @@
 //! How a launch is cut into cubes and units, from the sizes of the problem and the limits of the device.
 
-use cubecl::client::Client;
 use cubecl::features::Plane;
+use cubecl::ir::DeviceProperties;
 
-use super::gradients::{ROWS, SUMS};
+use super::gradients::{ROWS, SUMS, largest_buffer};
 use crate::functions::Dims;
 
 /// Units of a cube, where the device allows as many.
@@ -40,8 +40,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// None if the device cannot run the kernel on such a problem.
-    pub fn new(dims: Dims, client: &Client) -> Option<Self> {
-        let properties = client.properties();
+    pub fn new(dims: Dims, properties: &DeviceProperties) -> Option<Self> {
         let hardware = &properties.hardware;
         let units = UNITS.min(hardware.max_units_per_cube as usize).min(hardware.max_cube_dim.0 as usize);
         let Dims { key_dim, value_dim, .. } = dims;
@@ -121,8 +120,8 @@ impl ScanPlan {
     const BINDINGS: u32 = 15;
 
     /// None if the device cannot run the kernels on such a problem.
-    pub fn new(dims: Dims, client: &Client) -> Option<Self> {
-        let hardware = &client.properties().hardware;
+    pub fn new(dims: Dims, properties: &DeviceProperties) -> Option<Self> {
+        let hardware = &properties.hardware;
         let units = Self::UNITS.min(hardware.max_units_per_cube as usize).min(hardware.max_cube_dim.0 as usize);
         let Dims { key_dim, value_dim, .. } = dims;
         // Small heads are spread over more units.
@@ -136,6 +135,7 @@ impl ScanPlan {
                 && plan.shared_bytes() <= hardware.max_shared_memory_size
                 && (dims.lanes() * plan.tiles(dims).max(chunks)) <= most_cubes
                 && hardware.max_bindings >= Self::BINDINGS
+                && largest_buffer(dims, plan) * size_of::<f32>() <= properties.memory.max_page_size as usize
                 && 3 * ROWS * (key_dim + 1) * size_of::<f32>() + 2048 <= hardware.max_shared_memory_size
         };
         let groups = (wide / columns).min(Self::GROUPS);

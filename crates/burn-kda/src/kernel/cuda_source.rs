@@ -1,0 +1,189 @@
+//! The kernels as a CUDA device would compile them, without one: lowered to CUDA C++, then by NVRTC and ptxas.
+//!
+//! `cargo test -p burn-kda --lib --no-default-features --features std,cuda-source cuda_source -- --nocapture`
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use cubecl::Compiler;
+use cubecl::features::Plane;
+use cubecl::ir::settings::Dim3;
+use cubecl::ir::{
+    AddressType, DeviceIdentity, DeviceProperties, HardwareProperties, MemoryDeviceProperties, TargetProperties,
+};
+use cubecl::prelude::*;
+use cubecl::profile::TimingMethod;
+use cubecl_cpp::register_supported_types;
+use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures};
+use cubecl_cpp::target::Cuda;
+
+use super::gradients::{inputs_kernel::InputsKernel, scan_kernel::ScanKernel, scores_kernel::ScoresKernel};
+use super::recurrent::recurrent_kernel::RecurrentKernel;
+use super::{Plan, ScanPlan};
+use crate::functions::Dims;
+
+/// An H200, or with fewer multiprocessors and less shared memory an A100.
+fn properties() -> Arc<DeviceProperties> {
+    let hardware = HardwareProperties {
+        load_width: 128,
+        vector_register_count: None,
+        plane_size_min: 32,
+        plane_size_max: 32,
+        max_bindings: 1024,
+        max_shared_memory_size: 164 * 1024,
+        max_cube_count: (i32::MAX as u32, 65535, 65535),
+        max_units_per_cube: 1024,
+        max_cube_dim: (1024, 1024, 64),
+        num_streaming_multiprocessors: Some(132),
+        num_cpu_cores: None,
+        last_level_cache_size: None,
+        num_tensor_cores: Some(4),
+        min_tensor_cores_dim: Some(8),
+        max_vector_size: 16,
+        cube_mma_reserved_shared_memory: 0,
+    };
+    let identity = DeviceIdentity { name: "none".into(), fingerprint: "none".into(), physical: None };
+    let memory = MemoryDeviceProperties::new(1 << 36, 256);
+    let mut properties = DeviceProperties::new(Default::default(), memory, hardware, TimingMethod::System, identity);
+    register_supported_types(&mut properties);
+    properties.features.plane.insert(Plane::Ops);
+    properties.features.memory_reinterpret = true;
+    properties.features.alignment = true;
+    Arc::new(properties)
+}
+
+fn source(kernel: impl CubeKernel) -> String {
+    let supports_features =
+        CppSupportedFeatures { grid_constants: true, fast_math: true, dp4a: true, ..Default::default() };
+    let options = CompilationOptions { supports_features, ..Default::default() };
+    let kernel = CppCompiler::<Cuda>::default().compile(kernel.define(), &options).expect("CUDA C++");
+    kernel.to_string()
+}
+
+/// The heads of published models, and odd ones.
+const HEADS: [(usize, usize); 4] = [(128, 128), (64, 64), (256, 256), (65, 33)];
+
+/// Every kernel for one size of heads.
+fn sources(key_dim: usize, value_dim: usize) -> Vec<(&'static str, String)> {
+    let properties = properties();
+    let target = Arc::new(TargetProperties::default());
+    let dims = Dims { batch: 1, time: 8192, heads: 64, value_heads: 64, key_dim, value_dim };
+    let plan = Plan::new(dims, &properties).expect("a plan");
+    let scan = ScanPlan::new(dims, &properties).expect("a plan");
+    let settings = |units: usize| {
+        KernelSettings::new(Dim3 { x: units as u32, y: 1, z: 1 }, ExecutionMode::Checked, AddressType::U64)
+    };
+    let mut launcher = KernelLauncher::new(settings(32));
+    let meta = TensorMeta::register(TensorMetaLaunch::new(1, 4), &mut launcher);
+    let tensor = || TensorCompilationArg { meta: meta.clone(), buffer: BufferCompilationArg { inplace: None } };
+    let scale = f32::register(1.0, &mut launcher);
+    launcher.discard();
+    macro_rules! kernel {
+        ($kernel:ident, $units:expr, $($arg:expr),*) => {
+            source($kernel::new(settings($units), properties.clone(), target.clone(), $($arg),*))
+        };
+    }
+    let some = || ComptimeOptionCompilationArg::Some(tensor());
+    vec![
+        (
+            "recurrent",
+            kernel!(
+                RecurrentKernel,
+                plan.units(),
+                tensor(),
+                tensor(),
+                tensor(),
+                tensor(),
+                tensor(),
+                some(),
+                tensor(),
+                tensor(),
+                some(),
+                scale,
+                plan
+            ),
+        ),
+        (
+            "scores",
+            kernel!(
+                ScoresKernel,
+                super::gradients::ROWS.pow(2),
+                tensor(),
+                tensor(),
+                tensor(),
+                tensor(),
+                tensor(),
+                key_dim
+            ),
+        ),
+        (
+            "scan",
+            kernel!(
+                ScanKernel,
+                scan.units(),
+                tensor(),
+                tensor(),
+                tensor(),
+                tensor(),
+                tensor(),
+                tensor(),
+                some(),
+                some(),
+                some(),
+                some(),
+                tensor(),
+                tensor(),
+                some(),
+                some(),
+                scale,
+                scan
+            ),
+        ),
+        (
+            "inputs",
+            kernel!(
+                InputsKernel,
+                key_dim,
+                tensor(),
+                tensor(),
+                tensor(),
+                tensor(),
+                some(),
+                some(),
+                some(),
+                some(),
+                key_dim
+            ),
+        ),
+    ]
+}
+
+/// For an A100 and an H200, without spilling a register for heads of 64 and 128 channels.
+#[test]
+fn kernels_compile_for_cuda() {
+    let folder = std::env::temp_dir().join(format!("burn-kda-cuda-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    for (key_dim, value_dim) in HEADS {
+        for (name, source) in sources(key_dim, value_dim) {
+            std::fs::write(folder.join(format!("{name}_{key_dim}x{value_dim}.cu")), source).expect("writes");
+        }
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/cuda/compile.py");
+    let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".into());
+    let output = Command::new(python).arg(script).arg(&folder).output();
+    std::fs::remove_dir_all(&folder).expect("the folder");
+    let output = match output {
+        Ok(output) if output.status.code() != Some(77) => output,
+        _ => return println!("skipped: the Python packages in tests/cuda/requirements.txt are not installed"),
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let table = String::from_utf8(output.stdout).expect("text");
+    println!("{table}");
+    let rows: Vec<Vec<_>> = table.lines().skip(1).map(|row| row.split(',').collect()).collect();
+    assert_eq!(rows.len(), HEADS.len() * 4 * 2, "{table}");
+    for row in rows {
+        let main = row[0].ends_with("128x128") || row[0].ends_with("64x64");
+        assert!(!main || row[3] == "0", "{} spills {} bytes on {}", row[0], row[3], row[1]);
+    }
+}
