@@ -1,8 +1,8 @@
 //! That the operator is recorded as operations that any backend can replay.
 
-use burn::backend::ir::{OperationIr, TensorIr, TensorStatus};
 use burn::backend::{Capture, Flex};
 use burn::tensor::{DType, Device, Shape, TensorData, read_sync};
+use burn_ir::{OperationIr, TensorIr, TensorStatus};
 use burn_router::TensorInterpreter;
 
 use crate::common::array::Array;

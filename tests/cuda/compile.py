@@ -52,7 +52,7 @@ class Nvrtc:
 
 
 def assemble(root, ptx, architecture):
-    """What ptxas says of a kernel: registers, spilled bytes, shared memory."""
+    """What ptxas says of a kernel: registers, spilled bytes."""
     with tempfile.TemporaryDirectory() as scratch:
         file = pathlib.Path(scratch) / "kernel.ptx"
         file.write_text(ptx)
@@ -61,7 +61,7 @@ def assemble(root, ptx, architecture):
     if done.returncode:
         raise SystemExit(done.stderr)
     number = lambda pattern: sum(int(x) for x in re.findall(pattern, done.stderr))
-    return number(r"Used (\d+) registers"), number(r"(\d+) bytes spill"), number(r"(\d+) bytes smem")
+    return number(r"Used (\d+) registers"), number(r"(\d+) bytes spill")
 
 
 def main():
@@ -70,8 +70,10 @@ def main():
     print("kernel,architecture,registers,spilled bytes,shared bytes,tensor-core instructions")
     for file in sorted(pathlib.Path(sys.argv[1]).glob("*.cu")):
         for architecture in ARCHITECTURES:
-            ptx = nvrtc.ptx(file.read_text(), architecture)
-            registers, spilled, shared = assemble(root, ptx, architecture)
+            source = file.read_text()
+            ptx = nvrtc.ptx(source, architecture)
+            registers, spilled = assemble(root, ptx, architecture)
+            shared = re.match(r"// (\d+) bytes", source)[1]  # Asked for at the launch, so ptxas does not know.
             tensor = len(re.findall(r"\b(?:wmma\.mma|mma\.sync|wgmma\.mma)", ptx))
             print(f"{file.stem},{architecture},{registers},{spilled},{shared},{tensor}")
 

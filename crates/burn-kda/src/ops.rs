@@ -288,7 +288,9 @@ const COMPOSED_ROWS: usize = 4;
 /// The chunked form on whatever backend the tensors are.
 pub(crate) fn chunk(input: KdaInput, state: Option<Tensor<4>>, scale: f64, chunk_size: usize) -> KdaOutput {
     if !is_extended(&input.q) {
-        let most = if input.q.device().is_autodiff() { COMPOSED_ROWS } else { chunk_size };
+        let KdaInput { q, k, v, g, beta } = &input;
+        let is_recorded = [q, k, v, g].into_iter().chain(&state).any(|x| x.device().is_autodiff());
+        let most = if is_recorded || beta.device().is_autodiff() { COMPOSED_ROWS } else { chunk_size };
         return plain::chunk_forward(input, state, scale, chunk_size.min(most), false).0;
     }
     let (o, final_state, _) =

@@ -58,7 +58,7 @@ fn source(kernel: impl CubeKernel) -> String {
         CppSupportedFeatures { grid_constants: true, fast_math: true, dp4a: true, ..Default::default() };
     let options = CompilationOptions { supports_features, ..Default::default() };
     let kernel = CppCompiler::<Cuda>::default().compile(kernel.define(), &options).expect("CUDA C++");
-    kernel.to_string()
+    format!("// {} bytes of shared memory\n{kernel}", kernel.shared_memory_size)
 }
 
 /// The heads of published models, and odd ones.
@@ -77,14 +77,18 @@ fn sources(key_dim: usize, value_dim: usize) -> Vec<(&'static str, String)> {
     let mut launcher = KernelLauncher::new(settings(32));
     let meta = TensorMeta::register(TensorMetaLaunch::new(1, 4), &mut launcher);
     let tensor = || TensorCompilationArg { meta: meta.clone(), buffer: BufferCompilationArg { inplace: None } };
-    let scale = f32::register(1.0, &mut launcher);
+    let scale = <f32 as LaunchArg>::register(1.0, &mut launcher);
     launcher.discard();
     macro_rules! kernel {
         ($kernel:ident, $units:expr, $($arg:expr),*) => {
             source($kernel::new(settings($units), properties.clone(), target.clone(), $($arg),*))
         };
     }
-    let some = || ComptimeOptionCompilationArg::Some(tensor());
+    macro_rules! some {
+        () => {
+            ComptimeOptionCompilationArg::Some(tensor())
+        };
+    }
     vec![
         (
             "recurrent",
@@ -96,10 +100,10 @@ fn sources(key_dim: usize, value_dim: usize) -> Vec<(&'static str, String)> {
                 tensor(),
                 tensor(),
                 tensor(),
-                some(),
+                some!(),
                 tensor(),
                 tensor(),
-                some(),
+                some!(),
                 scale,
                 plan
             ),
@@ -128,14 +132,14 @@ fn sources(key_dim: usize, value_dim: usize) -> Vec<(&'static str, String)> {
                 tensor(),
                 tensor(),
                 tensor(),
-                some(),
-                some(),
-                some(),
-                some(),
+                some!(),
+                some!(),
+                some!(),
+                some!(),
                 tensor(),
                 tensor(),
-                some(),
-                some(),
+                some!(),
+                some!(),
                 scale,
                 scan
             ),
@@ -149,17 +153,17 @@ fn sources(key_dim: usize, value_dim: usize) -> Vec<(&'static str, String)> {
                 tensor(),
                 tensor(),
                 tensor(),
-                some(),
-                some(),
-                some(),
-                some(),
+                some!(),
+                some!(),
+                some!(),
+                some!(),
                 key_dim
             ),
         ),
     ]
 }
 
-/// For an A100 and an H200, without spilling a register for heads of 64 and 128 channels.
+/// For an A100 and an H200, without spilling a register.
 #[test]
 fn kernels_compile_for_cuda() {
     let folder = std::env::temp_dir().join(format!("burn-kda-cuda-{}", std::process::id()));
@@ -183,7 +187,6 @@ fn kernels_compile_for_cuda() {
     let rows: Vec<Vec<_>> = table.lines().skip(1).map(|row| row.split(',').collect()).collect();
     assert_eq!(rows.len(), HEADS.len() * 4 * 2, "{table}");
     for row in rows {
-        let main = row[0].ends_with("128x128") || row[0].ends_with("64x64");
-        assert!(!main || row[3] == "0", "{} spills {} bytes on {}", row[0], row[3], row[1]);
+        assert_eq!(row[3], "0", "{} spills on {}", row[0], row[1]);
     }
 }

@@ -173,7 +173,7 @@ const BLOCK: usize = 16;
 
 /// `A_qk`, `A_kk` and `(I + diag(beta) A_kk)^-1` of every chunk, `[lanes, chunks, 3, C * C]`: one unit per pair.
 #[cube(launch, address_type = "dynamic")]
-fn scores_kernel(
+pub(super) fn scores_kernel(
     q: &Tensor<f32>,
     k: &Tensor<f32>,
     g: &Tensor<f32>,
@@ -329,7 +329,7 @@ impl Channel {
 
 /// A unit has one key channel and `plan.columns` value channels of the state and of its cotangent.
 #[cube(launch, address_type = "dynamic")]
-fn scan_kernel(
+pub(super) fn scan_kernel(
     q: &Tensor<f32>,
     k: &Tensor<f32>,
     v: &Tensor<f32>,
@@ -706,7 +706,7 @@ fn load_scores(
 
 /// One cube per chunk of a query and key head, one unit per key channel.
 #[cube(launch, address_type = "dynamic")]
-fn inputs_kernel(
+pub(super) fn inputs_kernel(
     q: &Tensor<f32>,
     k: &Tensor<f32>,
     g: &Tensor<f32>,

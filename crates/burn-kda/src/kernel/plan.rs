@@ -107,8 +107,8 @@ pub(crate) struct ScanPlan {
 }
 
 impl ScanPlan {
-    /// Units of a cube at most.
-    const UNITS: usize = 512;
+    /// Units of a cube at most: with more, the registers of a CUDA multiprocessor are too few for one cube.
+    const UNITS: usize = 256;
 
     /// Value channels of a unit: two numbers of each in registers.
     const COLUMNS: usize = 16;

@@ -81,7 +81,7 @@ pub(crate) fn kept_states(time: usize, keep_states: bool) -> usize {
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn recurrent_kernel(
+pub(super) fn recurrent_kernel(
     q: &Tensor<f32>,
     k: &Tensor<f32>,
     v: &Tensor<f32>,
