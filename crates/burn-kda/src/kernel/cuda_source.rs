@@ -18,7 +18,9 @@ use cubecl_cpp::register_supported_types;
 use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures};
 use cubecl_cpp::target::Cuda;
 
-use super::gradients::{inputs_kernel::InputsKernel, scan_kernel::ScanKernel, scores_kernel::ScoresKernel};
+use super::gradients::inputs::inputs_kernel::InputsKernel;
+use super::gradients::scan::scan_kernel::ScanKernel;
+use super::gradients::scores::scores_kernel::ScoresKernel;
 use super::recurrent::recurrent_kernel::RecurrentKernel;
 use super::{Plan, ScanPlan};
 use crate::functions::Dims;
