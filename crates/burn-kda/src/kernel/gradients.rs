@@ -58,6 +58,7 @@ pub(crate) struct Gradients {
 }
 
 /// From the inputs as [`recurrent`] has them, what it kept, and the cotangents of output and final state.
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn gradients(
     dims: Dims,
     [q, k, v, g, beta]: [CubeTensor; 5],
