@@ -58,7 +58,7 @@ fn main() -> Result<()> {
         true => vec![(1, 64, 2, 16, 16), (1, 1, 2, 16, 16)],
         false => model::SHAPES.to_vec(),
     };
-    println!("\n| (B, T, H, K, V) | pass | ms, median | predicted at best |\n|---|---|---:|---:|");
+    println!("\n| (B, T, H, K, V) | pass | ms, median | at best on an H200 |\n|---|---|---:|---:|");
     let mut csv = String::from("batch,time,heads,key_dim,value_dim,pass,ms\n");
     for shape in shapes {
         let passes: &[Pass] = if shape.1 == 1 { &[Pass::Step] } else { &[Pass::Forward, Pass::ForwardBackward] };
