@@ -260,23 +260,23 @@ mutant native_output_cotangent_not_scaled native/lane.rs \
 mutant native_dq_without_its_own_token native/lane.rs \
     'T::vector_mul(simd, k, write_read)' 'T::vector_mul(simd, zero, write_read)'
 mutant native_dk_without_the_prediction native/lane.rs \
-    '(simd, states[r][c], erase[r], by_error)' '(simd, zero, erase[r], by_error)'
+    '(simd, s, erase[r], by_error)' '(simd, zero, erase[r], by_error)'
 mutant native_dk_without_the_write native/lane.rs \
-    '(simd, d_state[r][c], written[r], by_write)' '(simd, zero, written[r], by_write)'
+    '(simd, d, written[r], by_write)' '(simd, zero, written[r], by_write)'
 mutant native_dv_without_beta native/lane.rs \
     'dv(n, d_error)' 'dv(n, d_write)'
 mutant native_dbeta_times_beta native/lane.rs \
     'd_write[r] * error[r]' 'd_error[r] * error[r]'
 mutant native_dg_without_the_erasure native/lane.rs \
-    '(simd, states[r][c], erased[r], sum)' '(simd, states[r][c], d_state[r][c], sum)'
+    '(simd, s, erased, by_decay)' '(simd, s, d, by_decay)'
 mutant native_dg_of_the_state_without_its_decay native/lane.rs \
-    'T::vector_mul_add(simd, a, sum, dg[c])' 'T::vector_add(simd, sum, dg[c])'
+    'T::vector_mul_add(simd, a, by_decay, dg[c])' 'T::vector_add(simd, by_decay, dg[c])'
 mutant native_state_cotangent_does_not_decay native/lane.rs \
-    'T::vector_mul_add(simd, a, erased[r], ' 'T::vector_add(simd, erased[r], '
+    'T::vector_mul_add(simd, a, erased, ' 'T::vector_add(simd, erased, '
 mutant native_state_cotangent_without_the_queries native/lane.rs \
     'T::vector_mul(simd, q_before, read_next[r])' 'T::vector_mul(simd, zero, read_next[r])'
 mutant native_state_cotangent_without_the_predictions native/lane.rs \
-    'T::vector_mul_add(simd, k, erase[r], d_state[r][c])' 'T::vector_mul_add(simd, zero, erase[r], d_state[r][c])'
+    'T::vector_mul_add(simd, k, erase[r], d)' 'T::vector_mul_add(simd, zero, erase[r], d)'
 mutant native_kept_states_off_by_one_segment native/lane.rs \
     'start / KEEP_EVERY - 1' '(start / KEEP_EVERY).max(2) - 2'
 mutant native_segments_start_from_the_initial_state native/lane.rs \

@@ -112,16 +112,12 @@ impl<T: Real> Lane<'_, T> {
             {
                 let at = |x: &[T], n: usize| -> [T; ROWS] { std::array::from_fn(|r| x[n * rows + j * ROWS + r]) };
                 pass.forward(simd, &segment, before, beta, |n| at(&v, n));
-                pass.backward(
-                    simd,
-                    &segment,
-                    d_state,
-                    beta,
-                    |n| at(&d_o, n),
-                    |n, de| {
-                        dv[n * rows + j * ROWS..][..ROWS].copy_from_slice(&de);
-                    },
-                );
+                let d_o = |n| at(&d_o, n);
+                let dv = |n: usize, de: [T; ROWS]| dv[n * rows + j * ROWS..][..ROWS].copy_from_slice(&de);
+                match wanted {
+                    [true, true, true] => pass.backward::<S, true>(simd, &segment, d_state, beta, d_o, dv),
+                    _ => pass.backward::<S, false>(simd, &segment, d_state, beta, d_o, dv),
+                }
             }
 
             for (n, t) in tokens.enumerate() {
@@ -240,9 +236,10 @@ impl<T: Real> Pass<T> {
         }
     }
 
-    /// Takes the cotangent of the state after the segment to the one before it; `dv` is given each token's.
+    /// Takes the cotangent of the state after the segment to the one before it; `dv` is given each token's. `ALL`: without
+    /// asking what is wanted.
     #[inline(always)]
-    fn backward<S: Simd>(
+    fn backward<S: Simd, const ALL: bool>(
         &mut self,
         simd: S,
         segment: &Segment<T>,
@@ -255,7 +252,7 @@ impl<T: Real> Pass<T> {
         let zero = T::splat(simd, T::zero());
         let splat = |x: [T; ROWS]| x.map(|x| T::splat(simd, x));
         let last = beta.len() - 1;
-        let [wants_q, wants_k, wants_g] = self.wanted;
+        let [wants_q, wants_k, wants_g] = self.wanted.map(|wanted| ALL || wanted);
 
         // The read of the last token, and what its write receives.
         let mut du = [zero; ROWS];
@@ -301,34 +298,33 @@ impl<T: Real> Pass<T> {
             du = [zero; ROWS];
             for c in 0..k.len() {
                 let (k, a, q_before, k_before) = (k[c], decay[c], q_before[c], k_before[c]);
-                let erased: [_; ROWS] = std::array::from_fn(|r| T::vector_mul_add(simd, k, erase[r], d_state[r][c]));
-                if wants_q {
-                    let mut sum = zero;
-                    for r in 0..ROWS {
-                        sum = T::vector_mul_add(simd, states[r][c], read_now[r], sum);
+                let [mut by_read, mut by_write, mut by_error, mut by_decay] = [zero; 4];
+                for r in 0..ROWS {
+                    let (s, d) = (states[r][c], d_state[r][c]);
+                    let erased = T::vector_mul_add(simd, k, erase[r], d);
+                    if wants_q {
+                        by_read = T::vector_mul_add(simd, s, read_now[r], by_read);
                     }
-                    let sum = T::vector_mul_add(simd, a, sum, T::vector_mul(simd, k, write_read));
+                    if wants_k {
+                        by_write = T::vector_mul_add(simd, d, written[r], by_write);
+                        by_error = T::vector_mul_add(simd, s, erase[r], by_error);
+                    }
+                    if wants_g {
+                        by_decay = T::vector_mul_add(simd, s, erased, by_decay);
+                    }
+                    let d = T::vector_mul_add(simd, a, erased, T::vector_mul(simd, q_before, read_next[r]));
+                    d_state[r][c] = d;
+                    du[r] = T::vector_mul_add(simd, k_before, d, du[r]);
+                }
+                if wants_q {
+                    let sum = T::vector_mul_add(simd, a, by_read, T::vector_mul(simd, k, write_read));
                     dq[c] = T::vector_add(simd, dq[c], sum);
                 }
                 if wants_k {
-                    let (mut by_write, mut by_error) = (zero, zero);
-                    for r in 0..ROWS {
-                        by_write = T::vector_mul_add(simd, d_state[r][c], written[r], by_write);
-                        by_error = T::vector_mul_add(simd, states[r][c], erase[r], by_error);
-                    }
                     dk[c] = T::vector_add(simd, dk[c], T::vector_mul_add(simd, a, by_error, by_write));
                 }
                 if wants_g {
-                    let mut sum = zero;
-                    for r in 0..ROWS {
-                        sum = T::vector_mul_add(simd, states[r][c], erased[r], sum);
-                    }
-                    dg[c] = T::vector_mul_add(simd, a, sum, dg[c]);
-                }
-                for r in 0..ROWS {
-                    let d = T::vector_mul_add(simd, a, erased[r], T::vector_mul(simd, q_before, read_next[r]));
-                    d_state[r][c] = d;
-                    du[r] = T::vector_mul_add(simd, k_before, d, du[r]);
+                    dg[c] = T::vector_mul_add(simd, a, by_decay, dg[c]);
                 }
             }
             read = read_before;
