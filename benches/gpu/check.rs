@@ -3,8 +3,7 @@
 use burn::tensor::{DType, Device, Tensor};
 use burn_kda::{KdaInput, KdaOptions, chunk_kda, recurrent_kda};
 
-use super::input;
-use super::model::Shape;
+use super::common::{Shape, input};
 
 /// Odd heads, several segments, and the heads of published models.
 const SHAPES: [Shape; 3] = [(2, 37, 3, 20, 33), (1, 300, 2, 64, 64), (1, 150, 2, 128, 128)];

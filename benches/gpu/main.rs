@@ -7,6 +7,8 @@
 //! ```
 
 mod check;
+#[path = "../common/mod.rs"]
+mod common;
 mod model;
 
 use std::fs;
@@ -15,11 +17,12 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use burn::tensor::{Device, Distribution, Tensor};
-use burn_kda::{KdaInput, KdaOptions, KdaOutput, chunk_kda, fla_read_scale, kda_step, l2_normalize};
+use burn::tensor::{Device, Tensor};
+use burn_kda::{KdaInput, KdaOptions, KdaOutput, chunk_kda, fla_read_scale, kda_step};
 use clap::Parser;
 
-use model::{Pass, Shape};
+use common::{Shape, input};
+use model::Pass;
 
 /// Correctness, then time, of the operator on one device.
 #[derive(Parser)]
@@ -111,17 +114,6 @@ fn measure(shape: Shape, pass: Pass, device: &Device, runs: usize) -> f64 {
         .collect();
     seconds.sort_by(f64::total_cmp);
     seconds[runs / 2]
-}
-
-fn input((batch, time, heads, key_dim, value_dim): Shape, device: &Device) -> KdaInput {
-    let normal = |width| Tensor::random([batch, time, heads, width], Distribution::Normal(0.0, 1.0), device);
-    KdaInput {
-        q: l2_normalize(normal(key_dim)),
-        k: l2_normalize(normal(key_dim)),
-        v: normal(value_dim),
-        g: normal(key_dim).abs().neg(),
-        beta: Tensor::random([batch, time, heads], Distribution::Uniform(0.0, 1.0), device),
-    }
 }
 
 /// One token for all rows and heads.

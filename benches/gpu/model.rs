@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-/// `(B, T, H, K, V)`
-pub type Shape = (usize, usize, usize, usize, usize);
+use super::common::Shape;
 
 /// Those that published times are known for.
 pub const SHAPES: [Shape; 5] = [

@@ -7,17 +7,18 @@
 //! Speed is given by the 7KV count: 7 K V flops per token and value head, what the recurrence costs, whatever the form
 //! spends. The share is of the FMA peak of one core, measured in the same run.
 
+#[path = "../common/mod.rs"]
+mod common;
 #[allow(unsafe_code)]
 mod peak;
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use burn::tensor::{Device, Distribution, Tensor};
-use burn_kda::{KdaInput, KdaOptions, KdaOutput, chunk_kda, fla_read_scale, kda_step, l2_normalize, recurrent_kda};
+use burn::tensor::{Device, Tensor};
+use burn_kda::{KdaInput, KdaOptions, KdaOutput, chunk_kda, fla_read_scale, kda_step, recurrent_kda};
 
-/// `(B, T, H, K, V)`
-type Shape = (usize, usize, usize, usize, usize);
+use common::{Shape, input};
 
 const SMALL: Shape = (1, 1024, 8, 64, 64);
 const LARGE: Shape = (1, 4096, 16, 128, 128);
@@ -72,17 +73,6 @@ fn gflop((batch, time, heads, key_dim, value_dim): Shape) -> f64 {
 fn best(runs: usize, f: impl Fn() -> f64) -> f64 {
     f();
     (0..runs).map(|_| f()).fold(f64::INFINITY, f64::min)
-}
-
-fn input((batch, time, heads, key_dim, value_dim): Shape, device: &Device) -> KdaInput {
-    let normal = |width| Tensor::random([batch, time, heads, width], Distribution::Normal(0.0, 1.0), device);
-    KdaInput {
-        q: l2_normalize(normal(key_dim)),
-        k: l2_normalize(normal(key_dim)),
-        v: normal(value_dim),
-        g: normal(key_dim).abs().neg(),
-        beta: Tensor::random([batch, time, heads], Distribution::Uniform(0.0, 1.0), device),
-    }
 }
 
 fn run(form: fn(KdaInput, KdaOptions) -> KdaOutput, shape: Shape, device: &Device) -> f64 {

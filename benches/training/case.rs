@@ -9,17 +9,16 @@ use std::{env, fs};
 
 use anyhow::Result;
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_kda::{KdaInput, KdaOptions, chunk_kda, l2_normalize};
+use burn_kda::{KdaInput, KdaOptions, chunk_kda};
 use serde::{Deserialize, Serialize};
+
+use super::common::{Shape, input};
 
 /// Address space of a measuring process on Linux: an allocation that fails is better than a machine that swaps.
 pub const LIMIT_GIB: usize = 20;
 
 /// Has the operator run as composed tensor operations.
 const PLAIN: &str = "BURN_KDA_PLAIN";
-
-/// `(B, T, H, K, V)`
-pub type Shape = (usize, usize, usize, usize, usize);
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub enum Backend {
@@ -138,17 +137,6 @@ impl Case {
 
 fn normal(dims: [usize; 4], device: &Device) -> Tensor<4> {
     Tensor::random(dims, Distribution::Normal(0.0, 1.0), device)
-}
-
-fn input((batch, time, heads, key_dim, value_dim): Shape, device: &Device) -> KdaInput {
-    let normal = |width| normal([batch, time, heads, width], device);
-    KdaInput {
-        q: l2_normalize(normal(key_dim)),
-        k: l2_normalize(normal(key_dim)),
-        v: normal(value_dim),
-        g: normal(key_dim).abs().neg(),
-        beta: Tensor::random([batch, time, heads], Distribution::Uniform(0.0, 1.0), device),
-    }
 }
 
 fn tracked(KdaInput { q, k, v, g, beta }: KdaInput) -> KdaInput {

@@ -8,6 +8,8 @@
 //! ```
 
 mod case;
+#[path = "../common/mod.rs"]
+mod common;
 mod plot;
 
 use std::path::PathBuf;
@@ -15,7 +17,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Parser;
 
-use case::{Backend, Case, LIMIT_GIB, Measurement, Pass, Shape};
+use case::{Backend, Case, LIMIT_GIB, Measurement, Pass};
+use common::Shape;
 use plot::Curve;
 
 /// Time and memory of a forward and backward pass on the CPU backends.

@@ -73,9 +73,7 @@ fn plan(inputs: &KdaTensors<Cube>) -> Option<Plan> {
 }
 
 fn dims<B: Backend>(KdaTensors { q, v, .. }: &KdaTensors<B>) -> Dims {
-    let [batch, time, heads, key_dim] = q.shape().dims();
-    let [_, _, value_heads, value_dim] = v.shape().dims();
-    Dims { batch, time, heads, value_heads, key_dim, value_dim }
+    Dims::new(q.shape().dims(), v.shape().dims())
 }
 
 /// The kernels on the tensors of [`CubeBackend`]; with fusion, the same kernels as operations of its graph.

@@ -111,6 +111,11 @@ pub(crate) struct Dims {
 }
 
 impl Dims {
+    /// From the shapes of `q` and `v`.
+    pub fn new([batch, time, heads, key_dim]: [usize; 4], [_, _, value_heads, value_dim]: [usize; 4]) -> Self {
+        Self { batch, time, heads, value_heads, key_dim, value_dim }
+    }
+
     /// Value heads of all batch rows: independent recurrences.
     pub fn lanes(&self) -> usize {
         self.batch * self.value_heads
@@ -124,9 +129,7 @@ impl Dims {
 
 impl KdaInput {
     pub(crate) fn dims(&self) -> Dims {
-        let [batch, time, heads, key_dim] = self.q.dims();
-        let [_, _, value_heads, value_dim] = self.v.dims();
-        Dims { batch, time, heads, value_heads, key_dim, value_dim }
+        Dims::new(self.q.dims(), self.v.dims())
     }
 
     pub(crate) fn cast(self, dtype: DType) -> Self {

@@ -25,7 +25,7 @@ use super::recurrent::recurrent_kernel::RecurrentKernel;
 use super::{Plan, ScanPlan};
 use crate::functions::Dims;
 
-/// An H200, or with fewer multiprocessors and less shared memory an A100.
+/// An H200, with the shared memory of an A100.
 fn properties() -> Arc<DeviceProperties> {
     let hardware = HardwareProperties {
         load_width: 128,

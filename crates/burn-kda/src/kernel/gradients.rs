@@ -80,7 +80,7 @@ pub(crate) fn gradients(
         }
         kept => kept,
     };
-    let (lanes, chunks, tiles) = (dims.lanes(), dims.time.div_ceil(ROWS), plan.tiles(dims));
+    let (lanes, chunks, tiles) = (dims.lanes(), time.div_ceil(ROWS), plan.tiles(dims));
     let launch = |cubes: usize, units: usize| {
         let dim = CubeDim::new_1d(units as u32);
         (calculate_cube_count_elemwise(&client, cubes * units, dim), dim)

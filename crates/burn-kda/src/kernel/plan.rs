@@ -1,7 +1,7 @@
 //! How a launch is cut into cubes and units, from the sizes of the problem and the limits of the device.
 
 use cubecl::features::Plane;
-use cubecl::ir::DeviceProperties;
+use cubecl::ir::{DeviceProperties, HardwareProperties};
 
 use super::gradients::{ROWS, SUMS, largest_buffer};
 use crate::functions::Dims;
@@ -17,6 +17,16 @@ const SHARED: usize = 24 * 1024;
 
 /// Most buffers of a launch, with the one that carries shapes and strides.
 const BINDINGS: u32 = 10;
+
+fn most_units(hardware: &HardwareProperties) -> usize {
+    hardware.max_units_per_cube.min(hardware.max_cube_dim.0) as usize
+}
+
+/// In all three dimensions, and few enough to be counted in 32 bits.
+fn most_cubes(hardware: &HardwareProperties) -> usize {
+    let (x, y, z) = hardware.max_cube_count;
+    (u64::from(x) * u64::from(y) * u64::from(z)).min(u64::from(u32::MAX) / 2) as usize
+}
 
 /// A cube has `columns` columns of units, and `slices` units in each of them.
 ///
@@ -42,7 +52,7 @@ impl Plan {
     /// None if the device cannot run the kernel on such a problem.
     pub fn new(dims: Dims, properties: &DeviceProperties) -> Option<Self> {
         let hardware = &properties.hardware;
-        let units = UNITS.min(hardware.max_units_per_cube as usize).min(hardware.max_cube_dim.0 as usize);
+        let units = UNITS.min(most_units(hardware));
         let Dims { key_dim, value_dim, .. } = dims;
 
         let slices = (key_dim.next_power_of_two() / 16).clamp(1, 8);
@@ -57,12 +67,10 @@ impl Plan {
         let shared = SHARED.min(hardware.max_shared_memory_size);
         let tokens = [16, 8, 4, 2].into_iter().find(|&tokens| plan(tokens).shared_bytes() <= shared);
         let plan = plan(tokens.unwrap_or(1));
-        let (x, y, z) = hardware.max_cube_count;
-        let most_cubes = (u64::from(x) * u64::from(y) * u64::from(z)).min(u64::from(u32::MAX) / 2);
         let fits = columns > 0
             && rows <= REGISTERS
             && plan.shared_bytes() <= hardware.max_shared_memory_size
-            && plan.cubes(dims) as u64 <= most_cubes
+            && plan.cubes(dims) <= most_cubes(hardware)
             && hardware.max_bindings >= BINDINGS;
         fits.then_some(plan)
     }
@@ -122,18 +130,16 @@ impl ScanPlan {
     /// None if the device cannot run the kernels on such a problem.
     pub fn new(dims: Dims, properties: &DeviceProperties) -> Option<Self> {
         let hardware = &properties.hardware;
-        let units = Self::UNITS.min(hardware.max_units_per_cube as usize).min(hardware.max_cube_dim.0 as usize);
+        let units = Self::UNITS.min(most_units(hardware));
         let Dims { key_dim, value_dim, .. } = dims;
         // Small heads are spread over more units.
         let wide = value_dim.next_power_of_two();
         let columns = (wide * key_dim / UNITS).max(wide / Self::GROUPS).clamp(1, Self::COLUMNS);
-        let (x, y, z) = hardware.max_cube_count;
-        let most_cubes = (u64::from(x) * u64::from(y) * u64::from(z)).min(u64::from(u32::MAX) / 2) as usize;
         let chunks = dims.time.div_ceil(ROWS);
         let fits = |plan: &Self| {
             plan.units() <= units
                 && plan.shared_bytes() <= hardware.max_shared_memory_size
-                && (dims.lanes() * plan.tiles(dims).max(chunks)) <= most_cubes
+                && dims.lanes() * plan.tiles(dims).max(chunks) <= most_cubes(hardware)
                 && hardware.max_bindings >= Self::BINDINGS
                 && largest_buffer(dims, plan) * size_of::<f32>() <= properties.memory.max_page_size as usize
                 && 3 * ROWS * (key_dim + 1) * size_of::<f32>() + 2048 <= hardware.max_shared_memory_size
