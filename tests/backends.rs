@@ -6,6 +6,8 @@
 #[path = "backends/capture.rs"]
 mod capture;
 mod common;
+#[path = "backends/half.rs"]
+mod half;
 #[cfg(feature = "cubecl")]
 #[path = "backends/launches.rs"]
 mod launches;

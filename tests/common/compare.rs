@@ -61,6 +61,10 @@ impl Report {
         }
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.worst.is_empty()
+    }
+
     pub fn finish(self) {
         assert!(!self.worst.is_empty(), "{}: nothing was compared", self.title);
         for (group, (error, what)) in &self.worst {

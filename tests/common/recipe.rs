@@ -1,6 +1,6 @@
 //! Seeded problems in every decay regime, key kind and write strength, solved by the definition in f64 scalars.
 
-use burn::tensor::{Distribution, TensorData};
+use burn::tensor::{DType, Distribution, TensorData};
 use rand::{SeedableRng, rngs::StdRng};
 
 use super::array::Array;
@@ -202,6 +202,22 @@ impl Recipe {
 }
 
 impl Problem {
+    /// The problem that half precision leaves of this one: `q`, `k`, `v` and the cotangent of the output in
+    /// `dtype`, `g` and `beta` in `gates`.
+    pub fn rounded(mut self, dtype: DType, gates: DType) -> Self {
+        let Self { q, k, v, g, beta, d_o, .. } = &mut self;
+        for (array, dtype) in [(q, dtype), (k, dtype), (v, dtype), (d_o, dtype), (g, gates), (beta, gates)] {
+            let data = TensorData::new(std::mem::take(&mut array.values), array.shape.clone());
+            array.values = data.convert_dtype(dtype).iter::<f64>().collect();
+        }
+        self.o.values.fill(0.0);
+        self.final_state.values.fill(0.0);
+        if let Some(state) = &self.initial_state {
+            self.final_state = state.clone();
+        }
+        self.solved()
+    }
+
     /// Fills `o` and `final_state`: the definition, token by token.
     fn solved(mut self) -> Self {
         let ([_, time, heads, dk], [batch, _, value_heads, dv]) = (dims(&self.q), dims(&self.v));

@@ -5,12 +5,15 @@ use std::sync::LazyLock;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, DispatchTensorKind, ExtensionType, backend_extension};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use crate::functions::{KdaInput, KdaOutput};
 use crate::plain;
+use crate::precision;
 
-/// The inputs of the operator as primitives of one backend: f32 or f64, shapes as [`KdaInput`], `B >= 1`, `T >= 1`.
+/// The inputs of the operator as primitives of one backend, shapes as [`KdaInput`], `B >= 1`, `T >= 1`.
+///
+/// f32 or f64; on the CubeCL backends also f16 and bf16, as [`KdaInput`] has them. States are f32 then.
 #[derive(Debug, Clone, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct KdaTensors<B: Backend> {
@@ -187,6 +190,12 @@ impl TensorBridge for Dispatch {
     }
 }
 
+/// In the dtype of the arithmetic, and what the output is to have.
+fn wide(inputs: KdaInput) -> (KdaInput, DType) {
+    let dtype = inputs.v.dtype();
+    (inputs.cast(precision::accumulation(dtype)), dtype)
+}
+
 /// [`KdaOps::kda_chunk`] in plain tensor operations.
 pub(crate) fn plain_chunk<B: KdaOps>(
     inputs: KdaTensors<B>,
@@ -195,9 +204,9 @@ pub(crate) fn plain_chunk<B: KdaOps>(
     chunk_size: usize,
     keep_states: bool,
 ) -> (FloatTensor<B>, FloatTensor<B>, MaybeTensor<B>) {
-    let initial_state = initial_state.tensor();
-    let (output, states) = plain::chunk_forward(inputs.tensors(), initial_state, scale, chunk_size, keep_states);
-    (B::primitive(output.o), B::primitive(output.final_state), MaybeTensor::of(states))
+    let (inputs, dtype) = wide(inputs.tensors());
+    let (output, states) = plain::chunk_forward(inputs, initial_state.tensor(), scale, chunk_size, keep_states);
+    (B::primitive(output.o.cast(dtype)), B::primitive(output.final_state), MaybeTensor::of(states))
 }
 
 /// [`KdaOps::kda_recurrent`] by the definition.
@@ -206,8 +215,9 @@ pub(crate) fn plain_recurrent<B: KdaOps>(
     initial_state: MaybeTensor<B>,
     scale: f64,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
-    let output = plain::recurrence(inputs.tensors(), initial_state.tensor(), scale);
-    (B::primitive(output.o), B::primitive(output.final_state))
+    let (inputs, dtype) = wide(inputs.tensors());
+    let output = plain::recurrence(inputs, initial_state.tensor(), scale);
+    (B::primitive(output.o.cast(dtype)), B::primitive(output.final_state))
 }
 
 /// [`KdaOps::kda_backward`] in plain tensor operations, from the cotangents of output and final state.
@@ -221,15 +231,18 @@ pub(crate) fn plain_backward<B: KdaOps>(
     wanted: WantedGradients,
 ) -> KdaGradients<B> {
     let (inputs, initial_state, states) = (inputs.tensors(), initial_state.tensor(), states.tensor());
-    let cotangents = plain::Cotangents { o: d_o.tensor(), final_state: d_final_state.tensor() };
+    let [dtype, g_dtype, beta_dtype] = [inputs.q.dtype(), inputs.g.dtype(), inputs.beta.dtype()];
+    let (inputs, _) = wide(inputs);
+    let d_o = d_o.tensor().map(|d_o: Tensor<4>| d_o.cast(inputs.v.dtype()));
+    let cotangents = plain::Cotangents { o: d_o, final_state: d_final_state.tensor() };
     let plain::Gradients { q, k, v, g, beta, initial_state } =
         plain::chunk_backward(inputs, initial_state, states, cotangents, scale, chunk_size, wanted);
     KdaGradients {
-        q: MaybeTensor::of(q),
-        k: MaybeTensor::of(k),
-        v: MaybeTensor::of(v),
-        g: MaybeTensor::of(g),
-        beta: MaybeTensor::of(beta),
+        q: MaybeTensor::of(q.map(|x| x.cast(dtype))),
+        k: MaybeTensor::of(k.map(|x| x.cast(dtype))),
+        v: MaybeTensor::of(v.map(|x| x.cast(dtype))),
+        g: MaybeTensor::of(g.map(|x| x.cast(g_dtype))),
+        beta: MaybeTensor::of(beta.map(|x| x.cast(beta_dtype))),
         initial_state: MaybeTensor::of(initial_state),
     }
 }
@@ -279,6 +292,20 @@ fn is_extended(tensor: &Tensor<4>) -> bool {
         }
     }
     Mode::current() != Mode::Composed && listed(&tensor.clone().into_dispatch().kind)
+}
+
+/// Whether the backend of `tensor` reads and writes f16 and bf16 itself.
+pub(crate) fn takes_half(tensor: &Tensor<4>) -> bool {
+    fn on_cube(kind: &DispatchTensorKind) -> bool {
+        match kind {
+            #[cfg(feature = "autodiff")]
+            DispatchTensorKind::Autodiff(inner) => on_cube(inner),
+            #[cfg(feature = "cubecl")]
+            DispatchTensorKind::Cube(_) => true,
+            _ => false,
+        }
+    }
+    Mode::current() == Mode::Accelerated && on_cube(&tensor.clone().into_dispatch().kind)
 }
 
 /// Rows of a chunk where Burn differentiates each operation: the gradient of the inverse of a chunk passes it twice, so

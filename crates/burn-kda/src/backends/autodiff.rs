@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DispatchKindConversion, DispatchTensor, TensorMetadata};
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::{DType, Shape, Tensor};
 use burn_autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
@@ -118,7 +118,7 @@ fn node<B: KdaOps, C: CheckpointStrategy>(
         OpsKind::UnTracked(prep) => prep.finish(o),
     };
     let final_state = match FinalState.prepare::<C>([o.node()]).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(d_final_state, final_state),
+        OpsKind::Tracked(prep) => prep.finish((d_final_state, o.dtype()), final_state),
         OpsKind::UnTracked(prep) => prep.finish(final_state),
     };
     [o, final_state]
@@ -129,15 +129,17 @@ fn node<B: KdaOps, C: CheckpointStrategy>(
 struct FinalState;
 
 impl<B: KdaOps> Backward<B, 1> for FinalState {
-    type State = FinalStateCotangent<B>;
+    /// And the dtype of the output.
+    type State = (FinalStateCotangent<B>, DType);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let d_final_state = grads.consume::<B>(&ops.node);
         if let [Some(operator)] = ops.parents {
             // A node runs only if it has a gradient: one zero, which any gradient of the output absorbs.
-            let zero = B::float_zeros([1; 4].into(), &d_final_state.device(), d_final_state.dtype().into());
+            let (cotangent, dtype) = ops.state;
+            let zero = B::float_zeros([1; 4].into(), &d_final_state.device(), dtype.into());
             grads.register::<B>(operator.id, zero);
-            *ops.state.lock().expect("no panic while the lock is held") = Some(d_final_state);
+            *cotangent.lock().expect("no panic while the lock is held") = Some(d_final_state);
         }
     }
 }

@@ -11,7 +11,7 @@ use burn_cubecl::CubeBackend;
 use crate::functions::Dims;
 #[cfg(feature = "fusion")]
 use crate::kernel::kept_states;
-use crate::kernel::{self, Gradients, Outputs, Plan, ScanPlan};
+use crate::kernel::{self, ForwardPlan, Gradients, Outputs, Plan, ScanPlan};
 use crate::ops::{
     KdaGradients, KdaOps, KdaTensors, MaybeTensor, Mode, WantedGradients, plain_backward, plain_chunk, plain_recurrent,
 };
@@ -28,8 +28,10 @@ impl KdaOps for Cube {
         chunk_size: usize,
         keep_states: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
-        match plan(&inputs) {
-            Some(plan) => <Self as KernelOps>::recurrent(inputs, initial_state, scale, keep_states, plan),
+        let plan = accelerated(&inputs)
+            .then(|| ForwardPlan::new(dims(&inputs), inputs.q.dtype(), inputs.q.device().client().properties()));
+        match plan.flatten() {
+            Some(plan) => <Self as KernelOps>::forward(inputs, initial_state, scale, keep_states, plan),
             None => plain_chunk(inputs, initial_state, scale, chunk_size, keep_states),
         }
     }
@@ -42,7 +44,8 @@ impl KdaOps for Cube {
         let Some(plan) = plan(&inputs) else {
             return plain_recurrent(inputs, initial_state, scale);
         };
-        let (o, final_state, _) = <Self as KernelOps>::recurrent(inputs, initial_state, scale, false, plan);
+        let plan = ForwardPlan::Recurrent(plan);
+        let (o, final_state, _) = <Self as KernelOps>::forward(inputs, initial_state, scale, false, plan);
         (o, final_state)
     }
 
@@ -66,10 +69,13 @@ impl KdaOps for Cube {
     }
 }
 
-/// None if the plain algorithm has to run.
+fn accelerated(inputs: &KdaTensors<Cube>) -> bool {
+    inputs.q.dtype() != DType::F64 && Mode::current() == Mode::Accelerated
+}
+
+/// Of the recurrence; none if the plain algorithm has to run.
 fn plan(inputs: &KdaTensors<Cube>) -> Option<Plan> {
-    let runs = inputs.q.dtype() == DType::F32 && Mode::current() == Mode::Accelerated;
-    runs.then(|| Plan::new(dims(inputs), inputs.q.device().client().properties()))?
+    accelerated(inputs).then(|| Plan::new(dims(inputs), inputs.q.device().client().properties()))?
 }
 
 fn dims<B: Backend>(KdaTensors { q, v, .. }: &KdaTensors<B>) -> Dims {
@@ -80,13 +86,13 @@ fn dims<B: Backend>(KdaTensors { q, v, .. }: &KdaTensors<B>) -> Dims {
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 trait KernelOps: Backend {
     /// As [`KdaOps::kda_chunk`]; the plan is one for these inputs.
-    #[fusion(meta = recurrent_specs)]
-    fn recurrent(
+    #[fusion(meta = forward_specs)]
+    fn forward(
         #[extension_type] inputs: KdaTensors<Self>,
         #[extension_type] initial_state: MaybeTensor<Self>,
         scale: f64,
         keep_states: bool,
-        plan: Plan,
+        plan: ForwardPlan,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>);
 
     /// As [`KdaOps::kda_backward`]; the plans are ones for these inputs.
@@ -105,17 +111,17 @@ trait KernelOps: Backend {
 }
 
 impl KernelOps for CubeBackend {
-    fn recurrent(
+    fn forward(
         inputs: KdaTensors<Self>,
         initial_state: MaybeTensor<Self>,
         scale: f64,
         keep_states: bool,
-        plan: Plan,
+        plan: ForwardPlan,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
         let dims = dims(&inputs);
         let KdaTensors { q, k, v, g, beta } = inputs;
         let Outputs { o, final_state, kept } =
-            kernel::recurrent(dims, [q, k, v, g, beta], initial_state.into_option(), scale, keep_states, plan);
+            kernel::forward(dims, [q, k, v, g, beta], initial_state.into_option(), scale, keep_states, plan);
         (o, final_state, kept.into())
     }
 
@@ -149,16 +155,16 @@ impl KernelOps for CubeBackend {
 
 /// Shapes and dtypes of the results.
 #[cfg(feature = "fusion")]
-fn recurrent_specs(
+fn forward_specs(
     inputs: &KdaTensorsMetadata,
     _initial_state: &MaybeTensorMetadata,
     _scale: &f64,
     keep_states: &bool,
-    _plan: &Plan,
+    _plan: &ForwardPlan,
 ) -> (TensorSpec, TensorSpec, MaybeTensorMetadata) {
     let [batch, time, heads, key_dim] = inputs.g.shape.dims();
     let [_, _, _, value_dim] = inputs.v.shape.dims();
-    let states = |shape: [usize; 4]| TensorSpec::new(shape.into(), inputs.v.dtype);
+    let states = |shape: [usize; 4]| TensorSpec::new(shape.into(), DType::F32);
     let kept = match kept_states(time, *keep_states) {
         0 => MaybeTensorMetadata::None,
         count => MaybeTensorMetadata::Some(states([count, batch * heads, key_dim, value_dim])),
@@ -166,7 +172,7 @@ fn recurrent_specs(
     (inputs.v.clone(), states([batch, heads, key_dim, value_dim]), kept)
 }
 
-/// As [`recurrent_specs`]: each gradient is like its input.
+/// As [`forward_specs`]: each gradient is like its input.
 #[cfg(feature = "fusion")]
 #[allow(clippy::too_many_arguments)]
 fn gradient_specs(

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor};
 
 use super::packed::{self, check_cu_seqlens};
-use crate::precision;
+use crate::{ops, precision};
 
 /// FLA's default read scale, `head_k_dim^-0.5`. It multiplies the read `S^T q` only, never the state.
 pub fn fla_read_scale(head_k_dim: usize) -> f64 {
@@ -216,7 +216,7 @@ impl KdaInput {
 }
 
 /// Checks the call, fixes the dtype, handles empty and packed inputs, and leaves the arithmetic to `form`: one way to
-/// compute a plain batch in f32 or f64 from inputs, initial state and read scale, with `B >= 1` and `T >= 1`.
+/// compute a plain batch from inputs, initial state and read scale, with `B >= 1` and `T >= 1`.
 pub(crate) fn run(
     caller: Caller,
     input: KdaInput,
@@ -226,7 +226,7 @@ pub(crate) fn run(
     let dims = input.check(caller, &options);
     let scale = options.scale.unwrap_or_else(|| fla_read_scale(dims.key_dim));
     let dtype = input.v.dtype();
-    let input = input.cast(precision::accumulation(dtype));
+    let input = if ops::takes_half(&input.v) { input } else { input.cast(precision::accumulation(dtype)) };
 
     let form = |input: KdaInput, state: Option<Tensor<4>>| match input.q.dims() {
         [0, ..] | [_, 0, ..] => nothing(input, state),
@@ -242,6 +242,7 @@ pub(crate) fn run(
 /// No tokens: no outputs, and the state stays what it was.
 fn nothing(input: KdaInput, state: Option<Tensor<4>>) -> KdaOutput {
     let Dims { batch, value_heads, key_dim, value_dim, .. } = input.dims();
-    let zeros = || Tensor::zeros([batch, value_heads, key_dim, value_dim], (&input.v.device(), input.v.dtype()));
+    let dtype = precision::accumulation(input.v.dtype());
+    let zeros = || Tensor::zeros([batch, value_heads, key_dim, value_dim], (&input.v.device(), dtype));
     KdaOutput { final_state: state.unwrap_or_else(zeros), o: input.v }
 }

@@ -10,17 +10,23 @@ use cubecl::Compiler;
 use cubecl::features::Plane;
 use cubecl::ir::settings::Dim3;
 use cubecl::ir::{
-    AddressType, DeviceIdentity, DeviceProperties, HardwareProperties, MemoryDeviceProperties, TargetProperties,
+    AddressType, DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties, MemoryDeviceProperties,
+    TargetProperties,
 };
 use cubecl::prelude::*;
 use cubecl::profile::TimingMethod;
+use cubecl_cpp::cuda::arch::CudaArchitecture;
+use cubecl_cpp::cuda::mma::CudaCmmaCompiler;
 use cubecl_cpp::register_supported_types;
-use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures};
+use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures, register_wmma_features};
 use cubecl_cpp::target::Cuda;
 
+use super::chunk::scan::chunk_scan_kernel::ChunkScanKernel;
+use super::chunk::scores::chunk_scores_kernel::ChunkScoresKernel;
 use super::gradients::inputs::inputs_kernel::InputsKernel;
 use super::gradients::scan::scan_kernel::ScanKernel;
 use super::gradients::scores::scores_kernel::ScoresKernel;
+use super::plan::ChunkPlan;
 use super::recurrent::recurrent_kernel::RecurrentKernel;
 use super::{Plan, ScanPlan};
 use crate::functions::Dims;
@@ -33,7 +39,7 @@ fn properties() -> Arc<DeviceProperties> {
         plane_size_min: 32,
         plane_size_max: 32,
         max_bindings: 1024,
-        max_shared_memory_size: 164 * 1024,
+        max_shared_memory_size: 163 * 1024,
         max_cube_count: (i32::MAX as u32, 65535, 65535),
         max_units_per_cube: 1024,
         max_cube_dim: (1024, 1024, 64),
@@ -49,6 +55,8 @@ fn properties() -> Arc<DeviceProperties> {
     let memory = MemoryDeviceProperties::new(1 << 36, 256);
     let mut properties = DeviceProperties::new(Default::default(), memory, hardware, TimingMethod::System, identity);
     register_supported_types(&mut properties);
+    let architecture = CudaArchitecture { version: 80, tensor_cores: true };
+    register_wmma_features(CudaCmmaCompiler::Cpp.supported_cmma_combinations(&architecture), &mut properties);
     properties.features.plane.insert(Plane::Ops);
     properties.features.memory_reinterpret = true;
     properties.features.alignment = true;
@@ -66,13 +74,14 @@ fn source(kernel: impl CubeKernel) -> String {
 /// The heads of published models, and odd ones.
 const HEADS: [(usize, usize); 4] = [(128, 128), (64, 64), (256, 256), (65, 33)];
 
-/// Every kernel for one size of heads.
-fn sources(key_dim: usize, value_dim: usize) -> Vec<(&'static str, String)> {
+/// Every kernel for one size of heads and one dtype of `q`, `k`, `v`.
+fn sources(key_dim: usize, value_dim: usize, float: FloatKind) -> Vec<(&'static str, String)> {
     let properties = properties();
     let target = Arc::new(TargetProperties::default());
     let dims = Dims { batch: 1, time: 8192, heads: 64, value_heads: 64, key_dim, value_dim };
     let plan = Plan::new(dims, &properties).expect("a plan");
     let scan = ScanPlan::new(dims, &properties).expect("a plan");
+    let chunk = ChunkPlan::new(dims, &properties, true);
     let settings = |units: usize| {
         KernelSettings::new(Dim3 { x: units as u32, y: 1, z: 1 }, ExecutionMode::Checked, AddressType::U64)
     };
@@ -81,88 +90,32 @@ fn sources(key_dim: usize, value_dim: usize) -> Vec<(&'static str, String)> {
     let tensor = || TensorCompilationArg { meta: meta.clone(), buffer: BufferCompilationArg { inplace: None } };
     let scale = <f32 as LaunchArg>::register(1.0, &mut launcher);
     launcher.discard();
+    let f32 = ElemType::Float(FloatKind::F32);
+    let dtypes = [ElemType::Float(float), f32, f32];
+    /// `_` is a tensor and `?` one that may be missing.
     macro_rules! kernel {
-        ($kernel:ident, $units:expr, $($arg:expr),*) => {
-            source($kernel::new(settings($units), properties.clone(), target.clone(), $($arg),*))
+        ($name:literal, $kernel:ident, $units:expr, [$($tensor:tt)*], $($arg:expr),*) => {
+            ($name, source($kernel::new(
+                settings($units), properties.clone(), target.clone(), $(kernel!(@ $tensor),)* $($arg),*
+            )))
         };
+        (@ _) => { tensor() };
+        (@ ?) => { ComptimeOptionCompilationArg::Some(tensor()) };
     }
-    macro_rules! some {
-        () => {
-            ComptimeOptionCompilationArg::Some(tensor())
-        };
+    let mut sources = vec![
+        kernel!("recurrent", RecurrentKernel, plan.units(), [_ _ _ _ _ ? _ _ ?], scale, plan, dtypes),
+        kernel!("scores", ScoresKernel, super::gradients::ROWS.pow(2), [_ _ _ _ _], key_dim, dtypes),
+        kernel!("scan", ScanKernel, scan.units(), [_ _ _ _ _ _ ? ? ? ? _ _ ? ?], scale, scan, dtypes),
+        kernel!("inputs", InputsKernel, key_dim, [_ _ _ _ ? ? ? ?], key_dim, dtypes),
+    ];
+    if let Some(plan) = chunk {
+        let dtypes = [dtypes[0], f32, f32, plan.operand()];
+        sources.extend([
+            kernel!("chunk_scores", ChunkScoresKernel, plan.units(), [_ _ _ _ _], true, plan, dtypes),
+            kernel!("chunk_scan", ChunkScanKernel, plan.units(), [_ _ _ _ _ _ ? _ _ ?], scale, plan, dtypes),
+        ]);
     }
-    vec![
-        (
-            "recurrent",
-            kernel!(
-                RecurrentKernel,
-                plan.units(),
-                tensor(),
-                tensor(),
-                tensor(),
-                tensor(),
-                tensor(),
-                some!(),
-                tensor(),
-                tensor(),
-                some!(),
-                scale,
-                plan
-            ),
-        ),
-        (
-            "scores",
-            kernel!(
-                ScoresKernel,
-                super::gradients::ROWS.pow(2),
-                tensor(),
-                tensor(),
-                tensor(),
-                tensor(),
-                tensor(),
-                key_dim
-            ),
-        ),
-        (
-            "scan",
-            kernel!(
-                ScanKernel,
-                scan.units(),
-                tensor(),
-                tensor(),
-                tensor(),
-                tensor(),
-                tensor(),
-                tensor(),
-                some!(),
-                some!(),
-                some!(),
-                some!(),
-                tensor(),
-                tensor(),
-                some!(),
-                some!(),
-                scale,
-                scan
-            ),
-        ),
-        (
-            "inputs",
-            kernel!(
-                InputsKernel,
-                key_dim,
-                tensor(),
-                tensor(),
-                tensor(),
-                tensor(),
-                some!(),
-                some!(),
-                some!(),
-                some!(),
-                key_dim
-            ),
-        ),
-    ]
+    sources
 }
 
 /// For an A100 and an H200, without spilling a register.
@@ -170,9 +123,14 @@ fn sources(key_dim: usize, value_dim: usize) -> Vec<(&'static str, String)> {
 fn kernels_compile_for_cuda() {
     let folder = std::env::temp_dir().join(format!("burn-kda-cuda-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
+    let mut kernels = 0;
     for (key_dim, value_dim) in HEADS {
-        for (name, source) in sources(key_dim, value_dim) {
-            std::fs::write(folder.join(format!("{name}_{key_dim}x{value_dim}.cu")), source).expect("writes");
+        for (dtype, float) in [("f32", FloatKind::F32), ("bf16", FloatKind::BF16)] {
+            for (name, source) in sources(key_dim, value_dim, float) {
+                std::fs::write(folder.join(format!("{name}_{dtype}_{key_dim}x{value_dim}.cu")), source)
+                    .expect("writes");
+                kernels += 1;
+            }
         }
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/cuda/compile.py");
@@ -187,7 +145,7 @@ fn kernels_compile_for_cuda() {
     let table = String::from_utf8(output.stdout).expect("text");
     println!("{table}");
     let rows: Vec<Vec<_>> = table.lines().skip(1).map(|row| row.split(',').collect()).collect();
-    assert_eq!(rows.len(), HEADS.len() * 4 * 2, "{table}");
+    assert_eq!(rows.len(), 2 * kernels, "{table}");
     for row in rows {
         assert_eq!(row[3], "0", "{} spills on {}", row[0], row[1]);
     }

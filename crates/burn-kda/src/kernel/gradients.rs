@@ -28,6 +28,7 @@ use inputs::inputs_kernel;
 use scan::scan_kernel;
 use scores::scores_kernel;
 
+use super::element::dtypes;
 use super::plan::{Plan, ScanPlan};
 use super::recurrent::recurrent;
 use crate::functions::Dims;
@@ -72,7 +73,11 @@ pub(crate) fn gradients(
     let Dims { batch, time, heads, value_heads, key_dim, value_dim } = dims;
     let client = q.client.clone();
     let device = q.device.clone();
-    let empty = |shape: &[usize]| empty_device_dtype(client.clone(), device.clone(), Shape::from(shape), DType::F32);
+    let [x, g_dtype, beta_dtype] = [q.dtype, g.dtype, beta.dtype];
+    let dtypes = dtypes(x, g_dtype, beta_dtype);
+    let empty_of =
+        |shape: &[usize], dtype| empty_device_dtype(client.clone(), device.clone(), Shape::from(shape), dtype);
+    let empty = |shape: &[usize]| empty_of(shape, DType::F32);
     let kept = match kept {
         None if time > SEGMENT_TOKENS => {
             let inputs = [&q, &k, &v, &g, &beta].map(CubeTensor::clone);
@@ -100,10 +105,11 @@ pub(crate) fn gradients(
         beta.clone().into_tensor_arg(),
         scores.clone().into_tensor_arg(),
         key_dim,
+        dtypes,
     );
 
     let [scratch, sums] = buffers(dims, &plan).map(|shape| empty(&shape));
-    let d_v = wanted.v.then(|| empty(&[batch, time, value_heads, value_dim]));
+    let d_v = wanted.v.then(|| empty_of(&[batch, time, value_heads, value_dim], x));
     let d_initial_state = wanted.initial_state.then(|| empty(&[batch, value_heads, key_dim, value_dim]));
     let some: Vec<_> = [&q, &k, &v, &g, &beta, &scores, &scratch, &sums]
         .into_iter()
@@ -134,12 +140,13 @@ pub(crate) fn gradients(
         d_initial_state.clone().map(CubeTensor::into_tensor_arg).into(),
         scale as f32,
         plan,
+        dtypes,
     );
 
-    let d_q = wanted.q.then(|| empty(&[batch, time, heads, key_dim]));
-    let d_k = wanted.k.then(|| empty(&[batch, time, heads, key_dim]));
-    let d_g = wanted.g.then(|| empty(&[batch, time, value_heads, key_dim]));
-    let d_beta = wanted.beta.then(|| empty(&[batch, time, value_heads]));
+    let d_q = wanted.q.then(|| empty_of(&[batch, time, heads, key_dim], x));
+    let d_k = wanted.k.then(|| empty_of(&[batch, time, heads, key_dim], x));
+    let d_g = wanted.g.then(|| empty_of(&[batch, time, value_heads, key_dim], g_dtype));
+    let d_beta = wanted.beta.then(|| empty_of(&[batch, time, value_heads], beta_dtype));
     if wanted.q || wanted.k || wanted.g || wanted.beta {
         let (count, dim) = launch(batch * heads * chunks, key_dim);
         inputs_kernel::launch(
@@ -156,6 +163,7 @@ pub(crate) fn gradients(
             d_g.clone().map(CubeTensor::into_tensor_arg).into(),
             d_beta.clone().map(CubeTensor::into_tensor_arg).into(),
             key_dim,
+            dtypes,
         );
     }
     Gradients { q: d_q, k: d_k, v: d_v, g: d_g, beta: d_beta, initial_state: d_initial_state }

@@ -1,8 +1,9 @@
 //! How a launch is cut into cubes and units, from the sizes of the problem and the limits of the device.
 
-use cubecl::features::Plane;
-use cubecl::ir::{DeviceProperties, HardwareProperties};
+use cubecl::features::{MmaConfig, Plane};
+use cubecl::ir::{DeviceProperties, ElemType, FloatKind, HardwareProperties};
 
+use super::chunk::operand::TILE;
 use super::gradients::{ROWS, SUMS, largest_buffer};
 use crate::functions::Dims;
 
@@ -173,5 +174,131 @@ impl ScanPlan {
 
     fn shared_bytes(&self) -> usize {
         (self.matrix() + ROWS * (self.key_dim + 5 * self.values()) + 3 * ROWS * ROWS + ROWS) * size_of::<f32>()
+    }
+}
+
+/// How the chunk form on tensor cores is cut: a cube has two units for each key channel, each with half the rows of a
+/// chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct ChunkPlan {
+    /// Rows of a chunk.
+    pub rows: usize,
+    /// Tiles of key channels.
+    pub key_tiles: usize,
+    /// Tiles of value channels of a cube.
+    pub value_tiles: usize,
+    /// Units of a plane.
+    pub plane: usize,
+    /// Otherwise the units of a plane multiply as its tensor core would.
+    pub tensor_cores: bool,
+}
+
+impl ChunkPlan {
+    /// A shorter sequence is no work for a chunk.
+    pub const LEAST_TOKENS: usize = 32;
+
+    /// Units that a tensor core works for.
+    const PLANE: usize = 32;
+
+    /// Buffers of a launch, with the one that carries shapes and strides.
+    const BINDINGS: u32 = 11;
+
+    /// None if the device cannot run the kernels on such a problem.
+    pub fn new(dims: Dims, properties: &DeviceProperties, tensor_cores: bool) -> Option<Self> {
+        let hardware = &properties.hardware;
+        let planes = [hardware.plane_size_min, hardware.plane_size_max].map(|size| size as usize);
+        let has_cores = planes == [Self::PLANE; 2] && properties.features.matmul.cmma.contains(&Self::instruction());
+        let enough = hardware.num_streaming_multiprocessors.map_or(1, |count| count as usize);
+        let fits = |plan: &Self| {
+            plan.units() <= most_units(hardware)
+                && plan.units() >= plan.rows
+                && plan.shared_bytes() <= hardware.max_shared_memory_size
+                && dims.lanes() * dims.time.div_ceil(plan.rows) <= most_cubes(hardware)
+                && plan.cubes(dims) <= most_cubes(hardware)
+                && hardware.max_bindings >= Self::BINDINGS
+                && plan.scores_bytes(dims) <= properties.memory.max_page_size as usize
+        };
+        let plans = [64, 32, 16].into_iter().flat_map(|rows| {
+            let key_tiles = dims.key_dim.div_ceil(TILE);
+            [4, 2, 1].map(|value_tiles| Self { rows, key_tiles, value_tiles, plane: Self::PLANE, tensor_cores })
+        });
+        let is_wide = |plan: &Self| plan.value_tiles == 1 || plan.cubes(dims) >= enough;
+        plans.filter(|_| has_cores || !tensor_cores).filter(fits).find(is_wide)
+    }
+
+    /// bf16 with sums in f32.
+    fn instruction() -> MmaConfig {
+        let [bf16, f32] = [FloatKind::BF16, FloatKind::F32].map(ElemType::Float);
+        MmaConfig { a_type: bf16, b_type: bf16, cd_type: f32, m: 16, n: 16, k: 16 }
+    }
+
+    /// The dtype of an operand's numbers, all of which bf16 has.
+    pub fn operand(&self) -> ElemType {
+        ElemType::Float(if self.tensor_cores { FloatKind::BF16 } else { FloatKind::F32 })
+    }
+
+    /// Key channels, with some that no input has.
+    pub fn keys(&self) -> usize {
+        self.key_tiles * TILE
+    }
+
+    /// Value channels of a cube, with some that no input has.
+    pub fn values(&self) -> usize {
+        self.value_tiles * TILE
+    }
+
+    /// Rows of a unit.
+    pub fn half(&self) -> usize {
+        self.rows / 2
+    }
+
+    pub fn units(&self) -> usize {
+        2 * self.keys()
+    }
+
+    pub fn planes(&self) -> usize {
+        self.units() / self.plane
+    }
+
+    pub fn cubes(&self, dims: Dims) -> usize {
+        dims.lanes() * dims.value_dim.div_ceil(self.values())
+    }
+
+    /// Matrices that the scores kernel leaves of a chunk.
+    pub fn matrices(&self, with_kk: bool) -> usize {
+        if with_kk { 3 } else { 2 }
+    }
+
+    /// From one row of an operand to the next: spread over the banks of the memory.
+    pub fn operand_stride(&self, columns: usize) -> usize {
+        if self.tensor_cores { columns + 8 } else { columns }
+    }
+
+    /// As [`operand_stride`](Self::operand_stride), for sums in f32.
+    pub fn sum_stride(&self, columns: usize) -> usize {
+        if self.tensor_cores { columns + 4 } else { columns }
+    }
+
+    fn scores_bytes(&self, dims: Dims) -> usize {
+        dims.lanes() * dims.time.div_ceil(self.rows) * self.matrices(true) * self.rows * self.rows * size_of::<f32>()
+    }
+
+    /// Of the larger kernel.
+    fn shared_bytes(&self) -> usize {
+        let Self { rows, .. } = *self;
+        let (keys, values) = (self.keys(), self.values());
+        let operand = |rows: usize, columns: usize| {
+            2 * rows * self.operand_stride(columns) * if self.tensor_cores { 2 } else { size_of::<f32>() }
+        };
+        let sums = |rows: usize, columns: usize| rows * self.sum_stride(columns) * size_of::<f32>();
+        let scores = 2 * operand(rows, keys) + 2 * sums(rows, rows) + sums(3 * rows, TILE) + rows * size_of::<f32>();
+        let scan = operand(keys, values)
+            + 2 * operand(rows, keys)
+            + operand(rows, rows)
+            + operand(rows, values)
+            + sums(keys, values)
+            + 2 * sums(rows, values)
+            + 2 * keys * size_of::<f32>();
+        scores.max(scan)
     }
 }

@@ -15,8 +15,10 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::ops::numeric::empty_device_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::element::{dtypes, read, write};
 use super::plan::Plan;
 use super::segment::Segment;
 use crate::functions::Dims;
@@ -31,7 +33,7 @@ pub(crate) struct Outputs {
     pub kept: Option<CubeTensor>,
 }
 
-/// From `q`, `k`, `v`, `g`, `beta` and the initial state; f32, shapes as [`KdaInput`](crate::KdaInput), any strides.
+/// From `q`, `k`, `v`, `g`, `beta` and the initial state, as [`KdaInput`](crate::KdaInput) has them, of any strides.
 pub(crate) fn recurrent(
     dims: Dims,
     [q, k, v, g, beta]: [CubeTensor; 5],
@@ -42,12 +44,14 @@ pub(crate) fn recurrent(
 ) -> Outputs {
     let Dims { batch, time, value_heads, key_dim, value_dim, .. } = dims;
     let client = q.client.clone();
-    let empty =
-        |shape: [usize; 4]| empty_device_dtype(client.clone(), q.device.clone(), Shape::from(shape), DType::F32);
-    let o = empty([batch, time, value_heads, value_dim]);
-    let final_state = empty([batch, value_heads, key_dim, value_dim]);
+    let empty = |shape: [usize; 4], dtype: DType| {
+        empty_device_dtype(client.clone(), q.device.clone(), Shape::from(shape), dtype)
+    };
+    let dtypes = dtypes(q.dtype, g.dtype, beta.dtype);
+    let o = empty([batch, time, value_heads, value_dim], v.dtype);
+    let final_state = empty([batch, value_heads, key_dim, value_dim], DType::F32);
     let kept_states = kept_states(time, keep_states);
-    let kept = (kept_states > 0).then(|| empty([kept_states, dims.lanes(), key_dim, value_dim]));
+    let kept = (kept_states > 0).then(|| empty([kept_states, dims.lanes(), key_dim, value_dim], DType::F32));
 
     let tensors = [&q, &k, &v, &g, &beta, &o, &final_state].into_iter().chain(&initial_state).chain(&kept);
     let address = tensors.map(CubeTensor::required_address_type).max().unwrap_or_default();
@@ -68,6 +72,7 @@ pub(crate) fn recurrent(
         kept.clone().map(CubeTensor::into_tensor_arg).into(),
         scale as f32,
         plan,
+        dtypes,
     );
     Outputs { o, final_state, kept }
 }
@@ -81,18 +86,19 @@ pub(crate) fn kept_states(time: usize, keep_states: bool) -> usize {
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn recurrent_kernel(
-    q: &Tensor<f32>,
-    k: &Tensor<f32>,
-    v: &Tensor<f32>,
-    g: &Tensor<f32>,
-    beta: &Tensor<f32>,
+pub(super) fn recurrent_kernel<X: Float, G: Float, B: Float>(
+    q: &Tensor<X>,
+    k: &Tensor<X>,
+    v: &Tensor<X>,
+    g: &Tensor<G>,
+    beta: &Tensor<B>,
     initial_state: ComptimeOption<&Tensor<f32>>,
-    o: &mut Tensor<f32>,
+    o: &mut Tensor<X>,
     final_state: &mut Tensor<f32>,
     mut kept: ComptimeOption<OwnedTensor<f32>>,
     scale: f32,
     #[comptime] plan: Plan,
+    #[define(X, G, B)] _dtypes: [ElemType; 3],
 ) {
     let (time, value_heads, value_dim) = (o.shape(1), o.shape(2), o.shape(3));
     let key_dim = final_state.shape(2);
@@ -116,7 +122,7 @@ pub(super) fn recurrent_kernel(
         match initial_state {
             ComptimeOption::Some(initial) => {
                 if d < key_dim && e < value_dim {
-                    state[i] = initial[at(initial, batch, head, d, e)];
+                    state[i] = read(initial, batch, head, d, e);
                 }
             }
             ComptimeOption::None => {}
@@ -202,8 +208,7 @@ pub(super) fn recurrent_kernel(
                 for j in 0..plan.width {
                     let e = first + j * plan.columns + column;
                     if e < value_dim {
-                        let i = at(&*o, batch, start + t, head, e);
-                        o[i] = scale * sums[j];
+                        write(o, batch, start + t, head, e, scale * sums[j]);
                     }
                 }
             }
@@ -222,8 +227,7 @@ fn store(state: &Array<f32>, to: &mut Tensor<f32>, a: usize, b: usize, first: us
     for i in 0..plan.rows * plan.width {
         let (d, e) = (i / plan.width * plan.slices + slice, first + i % plan.width * plan.columns + column);
         if d < to.shape(2) && e < to.shape(3) {
-            let place = at(&*to, a, b, d, e);
-            to[place] = state[i];
+            write(to, a, b, d, e, state[i]);
         }
     }
 }
@@ -272,10 +276,4 @@ fn sum_over_column(sums: &mut Array<f32>, partial_sums: &mut Shared<[f32]>, half
             }
         }
     }
-}
-
-/// The place of an element.
-#[cube]
-pub(super) fn at(x: &Tensor<f32>, a: usize, b: usize, c: usize, d: usize) -> usize {
-    a * x.stride(0) + b * x.stride(1) + c * x.stride(2) + d * x.stride(3)
 }

@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::decay::decay_parts;
+use super::element::{beta_of, read};
 use super::plan::Plan;
-use super::recurrent::at;
 
 /// What all columns of a lane share for some tokens, and the values of the cube; tokens by channels.
 #[derive(CubeType)]
@@ -38,13 +38,13 @@ impl Segment {
     /// Brings `tokens` tokens from `start` on, and the value channels from `first` on; zeros for channels that no input
     /// has. Value head `head` reads query and key head `head / (HV / H)`.
     #[allow(clippy::too_many_arguments)]
-    pub fn load(
+    pub fn load<X: Float, G: Float, B: Float>(
         &mut self,
-        q: &Tensor<f32>,
-        k: &Tensor<f32>,
-        v: &Tensor<f32>,
-        g: &Tensor<f32>,
-        beta: &Tensor<f32>,
+        q: &Tensor<X>,
+        k: &Tensor<X>,
+        v: &Tensor<X>,
+        g: &Tensor<G>,
+        beta: &Tensor<B>,
         batch: usize,
         head: usize,
         start: usize,
@@ -65,24 +65,24 @@ impl Segment {
             self.k_decayed[i] = 0.0f32;
             self.q[i] = 0.0f32;
             if d < key_dim {
-                let (power, change) = decay_parts(g[at(g, batch, t, head, d)]);
-                let key = k[at(k, batch, t, key_head, d)];
+                let (power, change) = decay_parts(read(g, batch, t, head, d));
+                let key = read(k, batch, t, key_head, d);
                 self.power[i] = power;
                 self.change[i] = change;
                 self.k[i] = key;
                 self.k_decayed[i] = (power + power * change) * key;
-                self.q[i] = q[at(q, batch, t, key_head, d)];
+                self.q[i] = read(q, batch, t, key_head, d);
             }
         }
         for i in range_stepped(unit, tokens * comptime!(plan.values()), units) {
             let (t, e) = (start + i / comptime!(plan.values()), first + i % comptime!(plan.values()));
             self.v[i] = 0.0f32;
             if e < value_dim {
-                self.v[i] = v[at(v, batch, t, head, e)];
+                self.v[i] = read(v, batch, t, head, e);
             }
         }
         for i in range_stepped(unit, tokens, units) {
-            self.beta[i] = beta[batch * beta.stride(0) + (start + i) * beta.stride(1) + head * beta.stride(2)];
+            self.beta[i] = beta_of(beta, batch, start + i, head);
         }
     }
 }

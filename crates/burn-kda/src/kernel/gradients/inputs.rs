@@ -1,23 +1,25 @@
 //! From what the scan leaves of a chunk to the gradients of its inputs.
 
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::super::decay::decay;
-use super::super::recurrent::at;
+use super::super::element::{read, write};
 use super::{ROWS, SCORE_SUMS, SUMS};
 
 /// One cube per chunk of a query and key head, one unit per key channel.
 #[cube(launch, address_type = "dynamic")]
-pub(in super::super) fn inputs_kernel(
-    q: &Tensor<f32>,
-    k: &Tensor<f32>,
-    g: &Tensor<f32>,
+pub(in super::super) fn inputs_kernel<X: Float, G: Float, B: Float>(
+    q: &Tensor<X>,
+    k: &Tensor<X>,
+    g: &Tensor<G>,
     sums: &Tensor<f32>,
-    mut d_q: ComptimeOption<OwnedTensor<f32>>,
-    mut d_k: ComptimeOption<OwnedTensor<f32>>,
-    mut d_g: ComptimeOption<OwnedTensor<f32>>,
-    mut d_beta: ComptimeOption<OwnedTensor<f32>>,
+    mut d_q: ComptimeOption<OwnedTensor<X>>,
+    mut d_k: ComptimeOption<OwnedTensor<X>>,
+    mut d_g: ComptimeOption<OwnedTensor<G>>,
+    mut d_beta: ComptimeOption<OwnedTensor<B>>,
     #[comptime] key_dim: usize,
+    #[define(X, G, B)] _dtypes: [ElemType; 3],
 ) {
     let (time, heads, value_heads) = (q.shape(1), q.shape(2), g.shape(2));
     let (tiles, lanes, chunks) = (sums.shape(0), sums.shape(1), sums.shape(2));
@@ -42,8 +44,8 @@ pub(in super::super) fn inputs_kernel(
         by_query[t] = 0.0f32;
         by_key[t] = 0.0f32;
         if start + t < time {
-            queries[t] = q[at(q, batch, start + t, key_head, d)];
-            keys[t] = k[at(k, batch, start + t, key_head, d)];
+            queries[t] = read(q, batch, start + t, key_head, d);
+            keys[t] = read(k, batch, start + t, key_head, d);
         }
     }
 
@@ -77,7 +79,7 @@ pub(in super::super) fn inputs_kernel(
             log_decays[t] = 0.0f32;
             by_decay[t] = of_channel[comptime!(3 * ROWS)];
             if start + t < time {
-                log_decays[t] = g[at(g, batch, start + t, head, d)];
+                log_decays[t] = read(g, batch, start + t, head, d);
             }
         }
         sync_cube();
@@ -144,8 +146,7 @@ pub(in super::super) fn inputs_kernel(
                 #[unroll]
                 for t in 0..ROWS {
                     if start + t < time {
-                        let to = at(&*d_g, batch, start + t, head, d);
-                        d_g[to] = by_decay[t];
+                        write(d_g, batch, start + t, head, d, by_decay[t]);
                     }
                 }
             }
@@ -157,7 +158,7 @@ pub(in super::super) fn inputs_kernel(
                 for t in range_stepped(d, ROWS, key_dim) {
                     if start + t < time {
                         d_beta[(batch * time + start + t) * value_heads + head] =
-                            d_scores[comptime!(2 * ROWS * ROWS) + t];
+                            B::cast_from(d_scores[comptime!(2 * ROWS * ROWS) + t]);
                     }
                 }
             }
@@ -177,12 +178,11 @@ pub(in super::super) fn inputs_kernel(
 }
 
 #[cube]
-fn write_rows(rows: &Array<f32>, to: &mut Tensor<f32>, batch: usize, start: usize, head: usize, d: usize) {
+fn write_rows<X: Float>(rows: &Array<f32>, to: &mut Tensor<X>, batch: usize, start: usize, head: usize, d: usize) {
     #[unroll]
     for t in 0..ROWS {
         if start + t < to.shape(1) {
-            let place = at(&*to, batch, start + t, head, d);
-            to[place] = rows[t];
+            write(to, batch, start + t, head, d, rows[t]);
         }
     }
 }

@@ -1,11 +1,11 @@
 //! The scan: forward again through a segment, then back.
 
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::super::decay::{decay, decay_parts};
+use super::super::element::{beta_of, read, write};
 use super::super::plan::ScanPlan;
-use super::super::recurrent::at;
-use super::scores::beta_of;
 use super::{BLOCK, CHUNKS, ROWS, SCORE_SUMS, SUMS};
 
 /// One key channel in one chunk.
@@ -23,10 +23,10 @@ struct Channel {
 
 #[cube]
 impl Channel {
-    fn load(
-        q: &Tensor<f32>,
-        k: &Tensor<f32>,
-        g: &Tensor<f32>,
+    fn load<X: Float, G: Float>(
+        q: &Tensor<X>,
+        k: &Tensor<X>,
+        g: &Tensor<G>,
         batch: usize,
         head: usize,
         start: usize,
@@ -46,11 +46,11 @@ impl Channel {
             k_to_end[t] = 0.0f32;
             log_decays[t] = 0.0f32;
             if start + t < time {
-                log_decays[t] = g[at(g, batch, start + t, head, d)];
+                log_decays[t] = read(g, batch, start + t, head, d);
                 sum += log_decays[t];
                 let from_start = decay(sum);
-                let key = k[at(k, batch, start + t, key_head, d)];
-                queries[t] = from_start * q[at(q, batch, start + t, key_head, d)];
+                let key = read(k, batch, start + t, key_head, d);
+                queries[t] = from_start * read(q, batch, start + t, key_head, d);
                 keys[t] = from_start * key;
                 k_to_end[t] = key;
             }
@@ -69,23 +69,24 @@ impl Channel {
 
 /// A unit has one key channel and `plan.columns` value channels of the state and of its cotangent.
 #[cube(launch, address_type = "dynamic")]
-pub(in super::super) fn scan_kernel(
-    q: &Tensor<f32>,
-    k: &Tensor<f32>,
-    v: &Tensor<f32>,
-    g: &Tensor<f32>,
-    beta: &Tensor<f32>,
+pub(in super::super) fn scan_kernel<X: Float, G: Float, B: Float>(
+    q: &Tensor<X>,
+    k: &Tensor<X>,
+    v: &Tensor<X>,
+    g: &Tensor<G>,
+    beta: &Tensor<B>,
     scores: &Tensor<f32>,
     initial_state: ComptimeOption<&Tensor<f32>>,
     kept: ComptimeOption<&Tensor<f32>>,
-    d_o: ComptimeOption<&Tensor<f32>>,
+    d_o: ComptimeOption<&Tensor<X>>,
     d_final_state: ComptimeOption<&Tensor<f32>>,
     scratch: &mut Tensor<f32>,
     sums: &mut Tensor<f32>,
-    mut d_v: ComptimeOption<OwnedTensor<f32>>,
+    mut d_v: ComptimeOption<OwnedTensor<X>>,
     mut d_initial_state: ComptimeOption<OwnedTensor<f32>>,
     scale: f32,
     #[comptime] plan: ScanPlan,
+    #[define(X, G, B)] _dtypes: [ElemType; 3],
 ) {
     let (time, value_heads, value_dim) = (v.shape(1), v.shape(2), v.shape(3));
     let (lanes, chunks) = (scores.shape(0), scores.shape(1));
@@ -131,7 +132,7 @@ pub(in super::super) fn scan_kernel(
             ComptimeOption::Some(d_final_state) => {
                 let e = first + mine + j;
                 if e < value_dim {
-                    d_state[j] = d_final_state[at(d_final_state, batch, head, d, e)];
+                    d_state[j] = read(d_final_state, batch, head, d, e);
                 }
             }
             ComptimeOption::None => {}
@@ -153,7 +154,7 @@ pub(in super::super) fn scan_kernel(
                     #[comptime]
                     match initial_state {
                         ComptimeOption::Some(initial) => {
-                            state[j] = initial[at(initial, batch, head, d, e)];
+                            state[j] = read(initial, batch, head, d, e);
                         }
                         ComptimeOption::None => {}
                     }
@@ -161,7 +162,7 @@ pub(in super::super) fn scan_kernel(
                     #[comptime]
                     match kept {
                         ComptimeOption::Some(kept) => {
-                            state[j] = kept[at(kept, segment - 1, lane, d, e)];
+                            state[j] = read(kept, segment - 1, lane, d, e);
                         }
                         ComptimeOption::None => {}
                     }
@@ -187,7 +188,7 @@ pub(in super::super) fn scan_kernel(
                 let (t, e) = (i / values, first + i % values);
                 errors[i] = 0.0f32;
                 if start + t < time && e < value_dim {
-                    errors[i] = v[at(v, batch, start + t, head, e)] - product(&key_rows, &matrix, i, plan);
+                    errors[i] = read(v, batch, start + t, head, e) - product(&key_rows, &matrix, i, plan);
                 }
             }
             sync_cube();
@@ -237,7 +238,7 @@ pub(in super::super) fn scan_kernel(
                     ComptimeOption::Some(d_o) => {
                         let (t, e) = (i / values, first + i % values);
                         if start + t < time && e < value_dim {
-                            d_reads[i] = scale * d_o[at(d_o, batch, start + t, head, e)];
+                            d_reads[i] = scale * read(d_o, batch, start + t, head, e);
                         }
                     }
                     ComptimeOption::None => {}
@@ -277,8 +278,7 @@ pub(in super::super) fn scan_kernel(
                     match &mut d_v {
                         ComptimeOption::Some(d_v) => {
                             if start + t < time && first + e < value_dim {
-                                let to = at(&*d_v, batch, start + t, head, first + e);
-                                d_v[to] = d_error;
+                                write(d_v, batch, start + t, head, first + e, d_error);
                             }
                         }
                         ComptimeOption::None => {}
@@ -367,8 +367,7 @@ pub(in super::super) fn scan_kernel(
             for j in 0..columns {
                 let e = first + mine + j;
                 if e < value_dim {
-                    let to = at(&*d_initial, batch, head, d, e);
-                    d_initial[to] = d_state[j];
+                    write(d_initial, batch, head, d, e, d_state[j]);
                 }
             }
         }
@@ -418,10 +417,10 @@ fn product(rows: &Shared<[f32]>, matrix: &Shared<[f32]>, i: usize, #[comptime] p
 }
 
 #[cube]
-fn load_scores(
+fn load_scores<B: Float>(
     scores: &Tensor<f32>,
     scores_here: &mut Shared<[f32]>,
-    beta: &Tensor<f32>,
+    beta: &Tensor<B>,
     betas: &mut Shared<[f32]>,
     lane: usize,
     chunk: usize,

@@ -1,20 +1,22 @@
 //! Scores and inverse of every chunk.
 
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::super::decay::decay;
-use super::super::recurrent::at;
+use super::super::element::{beta_of, read};
 use super::{BLOCK, ROWS};
 
 /// `A_qk`, `A_kk` and `(I + diag(beta) A_kk)^-1` of every chunk, `[lanes, chunks, 3, C * C]`: one unit per pair.
 #[cube(launch, address_type = "dynamic")]
-pub(in super::super) fn scores_kernel(
-    q: &Tensor<f32>,
-    k: &Tensor<f32>,
-    g: &Tensor<f32>,
-    beta: &Tensor<f32>,
+pub(in super::super) fn scores_kernel<X: Float, G: Float, B: Float>(
+    q: &Tensor<X>,
+    k: &Tensor<X>,
+    g: &Tensor<G>,
+    beta: &Tensor<B>,
     scores: &mut Tensor<f32>,
     #[comptime] key_dim: usize,
+    #[define(X, G, B)] _dtypes: [ElemType; 3],
 ) {
     let (time, value_heads, chunks) = (g.shape(1), g.shape(2), scores.shape(1));
     let (lane, chunk) = (CUBE_POS / chunks, CUBE_POS % chunks);
@@ -38,9 +40,9 @@ pub(in super::super) fn scores_kernel(
         k_rows[place] = 0.0f32;
         g_rows[place] = 0.0f32;
         if t < time {
-            q_rows[place] = q[at(q, batch, t, key_head, d)];
-            k_rows[place] = k[at(k, batch, t, key_head, d)];
-            g_rows[place] = g[at(g, batch, t, head, d)];
+            q_rows[place] = read(q, batch, t, key_head, d);
+            k_rows[place] = read(k, batch, t, key_head, d);
+            g_rows[place] = read(g, batch, t, head, d);
         }
     }
     sync_cube();
@@ -96,9 +98,4 @@ pub(in super::super) fn scores_kernel(
             scores[place + comptime!(2 * ROWS * ROWS + row * ROWS) + j] = value;
         }
     }
-}
-
-#[cube]
-pub(super) fn beta_of(beta: &Tensor<f32>, batch: usize, t: usize, head: usize) -> f32 {
-    beta[batch * beta.stride(0) + t * beta.stride(1) + head * beta.stride(2)]
 }

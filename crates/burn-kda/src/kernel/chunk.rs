@@ -1,0 +1,106 @@
+//! The chunk form on tensor cores, for inputs in half precision: two launches for any number of tokens.
+//!
+//! 1. Scores and inverse of every chunk, all chunks at once.
+//! 2. The scan, one cube per lane and tile of value channels.
+//!
+//! With `G` the inclusive sum of `g` in a chunk of `C` tokens and `S` the state before it:
+//!
+//! ```text
+//! E = V - (k exp(G)) S            U = (I + diag(beta) A_kk)^-1 diag(beta) E
+//! S' = diag(exp(G_C)) S + (k exp(G_C - G))^T U          O = scale ((q exp(G)) S + A_qk U)
+//! ```
+//!
+//! Tensor cores multiply bf16, so each operand is the sum of two bf16 numbers and a product is three of theirs: errors of
+//! 1e-5 where one bf16 number has 3e-3, and 1e-1 with keys that reflect the state. Sums, inverse and state are f32.
+
+pub(super) mod channel;
+pub(super) mod operand;
+pub(super) mod scan;
+pub(super) mod scores;
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::ops::numeric::empty_device_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::prelude::*;
+
+use scan::chunk_scan_kernel;
+use scores::chunk_scores_kernel;
+
+use super::element::dtypes;
+use super::plan::ChunkPlan;
+use super::recurrent::{Outputs, kept_states};
+use crate::functions::Dims;
+
+/// As [`recurrent`](super::recurrent::recurrent).
+pub(super) fn chunked(
+    dims: Dims,
+    [q, k, v, g, beta]: [CubeTensor; 5],
+    initial_state: Option<CubeTensor>,
+    scale: f64,
+    keep_states: bool,
+    plan: ChunkPlan,
+) -> Outputs {
+    let Dims { batch, time, value_heads, key_dim, value_dim, .. } = dims;
+    let client = q.client.clone();
+    let empty = |shape: [usize; 4], dtype: DType| {
+        empty_device_dtype(client.clone(), q.device.clone(), Shape::from(shape), dtype)
+    };
+    let o = empty([batch, time, value_heads, value_dim], v.dtype);
+    let final_state = empty([batch, value_heads, key_dim, value_dim], DType::F32);
+    let kept_states = kept_states(time, keep_states);
+    let kept = (kept_states > 0).then(|| empty([kept_states, dims.lanes(), key_dim, value_dim], DType::F32));
+
+    let scores = scores(dims, [&q, &k, &g, &beta], false, plan);
+    let [x, g_dtype, beta_dtype] = dtypes(q.dtype, g.dtype, beta.dtype);
+    let tensors = [&q, &k, &v, &g, &beta, &o, &scores, &final_state].into_iter().chain(&initial_state).chain(&kept);
+    let address = tensors.map(CubeTensor::required_address_type).max().unwrap_or_default();
+    let cube = CubeDim::new_1d(plan.units() as u32);
+    chunk_scan_kernel::launch(
+        &client,
+        calculate_cube_count_elemwise(&client, plan.cubes(dims) * plan.units(), cube),
+        cube,
+        address,
+        q.into_tensor_arg(),
+        k.into_tensor_arg(),
+        v.into_tensor_arg(),
+        g.into_tensor_arg(),
+        beta.into_tensor_arg(),
+        scores.into_tensor_arg(),
+        initial_state.map(CubeTensor::into_tensor_arg).into(),
+        o.clone().into_tensor_arg(),
+        final_state.clone().into_tensor_arg(),
+        kept.clone().map(CubeTensor::into_tensor_arg).into(),
+        scale as f32,
+        plan,
+        [x, g_dtype, beta_dtype, plan.operand()],
+    );
+    Outputs { o, final_state, kept }
+}
+
+/// `A_qk`, `(I + diag(beta) A_kk)^-1` and, `with_kk`, `A_kk` of every chunk: `[lanes, chunks, 2 or 3, C * C]`.
+pub(super) fn scores(dims: Dims, [q, k, g, beta]: [&CubeTensor; 4], with_kk: bool, plan: ChunkPlan) -> CubeTensor {
+    let client = q.client.clone();
+    let chunks = dims.time.div_ceil(plan.rows);
+    let matrices = if with_kk { 3 } else { 2 };
+    let shape = Shape::from([dims.lanes(), chunks, matrices, plan.rows * plan.rows]);
+    let scores = empty_device_dtype(client.clone(), q.device.clone(), shape, DType::F32);
+    let [x, g_dtype, beta_dtype] = dtypes(q.dtype, g.dtype, beta.dtype);
+    let address = [q, k, g, beta, &scores].map(CubeTensor::required_address_type).into_iter().max();
+    let cube = CubeDim::new_1d(plan.units() as u32);
+    chunk_scores_kernel::launch(
+        &client,
+        calculate_cube_count_elemwise(&client, dims.lanes() * chunks * plan.units(), cube),
+        cube,
+        address.unwrap_or_default(),
+        q.clone().into_tensor_arg(),
+        k.clone().into_tensor_arg(),
+        g.clone().into_tensor_arg(),
+        beta.clone().into_tensor_arg(),
+        scores.clone().into_tensor_arg(),
+        with_kk,
+        plan,
+        [x, g_dtype, beta_dtype, plan.operand()],
+    );
+    scores
+}

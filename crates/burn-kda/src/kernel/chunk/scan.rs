@@ -1,0 +1,216 @@
+//! The scan over chunks, with the outputs.
+
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::channel::{Channel, decay, element_of};
+use super::operand::{ALIGNMENT, Layout, Operand, TILE, plane, tile_product};
+use crate::kernel::element::{beta_of, read, write};
+use crate::kernel::plan::ChunkPlan;
+use crate::plain::SEGMENT_TOKENS;
+
+#[cube(launch, address_type = "dynamic")]
+pub(in crate::kernel) fn chunk_scan_kernel<X: Float, G: Float, B: Float, E: Float>(
+    q: &Tensor<X>,
+    k: &Tensor<X>,
+    v: &Tensor<X>,
+    g: &Tensor<G>,
+    beta: &Tensor<B>,
+    scores: &Tensor<f32>,
+    initial_state: ComptimeOption<&Tensor<f32>>,
+    o: &mut Tensor<X>,
+    final_state: &mut Tensor<f32>,
+    mut kept: ComptimeOption<OwnedTensor<f32>>,
+    scale: f32,
+    #[comptime] plan: ChunkPlan,
+    #[define(X, G, B, E)] _dtypes: [ElemType; 4],
+) {
+    let (time, value_heads, value_dim) = (v.shape(1), v.shape(2), v.shape(3));
+    let chunks = scores.shape(1);
+    let rows = comptime!(plan.rows);
+    let keys = comptime!(plan.keys());
+    let values = comptime!(plan.values());
+    let units = comptime!(plan.units());
+    let planes = comptime!(plan.planes());
+    let tiles = value_dim.div_ceil(values);
+    let lane = CUBE_POS / tiles;
+    if lane >= scores.shape(0) {
+        terminate!();
+    }
+    let (batch, head) = (lane / value_heads, lane % value_heads);
+    let key_head = head / (value_heads / q.shape(2));
+    let first = CUBE_POS % tiles * values;
+    let unit = UNIT_POS as usize;
+
+    let stride = comptime!(plan.sum_stride(values));
+    let mut state = Shared::<[f32]>::new_aligned_slice(comptime!(keys * stride), ALIGNMENT);
+    let mut work = Shared::<[f32]>::new_aligned_slice(comptime!(rows * stride), ALIGNMENT);
+    let mut out = Shared::<[f32]>::new_aligned_slice(comptime!(rows * stride), ALIGNMENT);
+    let mut state_rows = Operand::<E>::new(keys, values, plan);
+    let mut key_rows = Operand::<E>::new(rows, keys, plan);
+    let mut query_rows = Operand::<E>::new(rows, keys, plan);
+    let mut pairs = Operand::<E>::new(rows, rows, plan);
+    let mut write_rows = Operand::<E>::new(rows, values, plan);
+    // Sums of `g` over the halves of a chunk.
+    let mut halves = Shared::<[f32]>::new_slice(comptime!(2 * keys));
+
+    for n in range_stepped(unit, comptime!(keys * values), units) {
+        let (d, e) = (n / values, n % values);
+        let mut x = 0.0f32;
+        #[comptime]
+        match initial_state {
+            ComptimeOption::Some(initial) => {
+                if d < initial.shape(2) && first + e < value_dim {
+                    x = read(initial, batch, head, d, first + e);
+                }
+            }
+            ComptimeOption::None => {}
+        }
+        state[d * stride + e] = x;
+        state_rows.put(d, e, x, plan);
+    }
+
+    for chunk in 0..chunks {
+        let start = chunk * rows;
+        let matrices = (lane * chunks + chunk) * comptime!(plan.matrices(false) * rows * rows);
+        #[comptime]
+        match &mut kept {
+            ComptimeOption::Some(kept) => {
+                if start > 0 && start.is_multiple_of(SEGMENT_TOKENS) {
+                    store(&state, kept, start / SEGMENT_TOKENS - 1, lane, first, plan);
+                }
+            }
+            ComptimeOption::None => {}
+        }
+        let channel = Channel::load(g, batch, head, start, plan);
+        let mut total = 0.0f32;
+        #[unroll(plan.tensor_cores)]
+        for r in 0..comptime!(plan.half()) {
+            total += channel.g[r];
+        }
+        halves[unit] = total;
+        for n in range_stepped(unit, comptime!(rows * rows), units) {
+            let (i, j) = (n / rows, n % rows);
+            let mut x = 0.0f32;
+            if start + j < time {
+                x = scores[matrices + comptime!(rows * rows) + n] * beta_of(beta, batch, start + j, head);
+            }
+            pairs.put(i, j, x, plan);
+        }
+        sync_cube();
+
+        // `q exp(G)` and `k exp(G)`.
+        let mut sum = select(channel.first == 0, 0.0f32, halves[channel.d]);
+        #[unroll(plan.tensor_cores)]
+        for r in 0..comptime!(plan.half()) {
+            sum += channel.g[r];
+            let factor = decay(sum);
+            key_rows.put(
+                channel.first + r,
+                channel.d,
+                element_of(k, batch, key_head, start + channel.first + r, channel.d) * factor,
+                plan,
+            );
+            query_rows.put(
+                channel.first + r,
+                channel.d,
+                element_of(q, batch, key_head, start + channel.first + r, channel.d) * factor,
+                plan,
+            );
+        }
+        sync_cube();
+
+        for n in range_stepped(plane(plan), comptime!(rows / TILE * plan.value_tiles), planes) {
+            let tile = (n / plan.value_tiles, n % plan.value_tiles);
+            let place = tile.0 * comptime!(TILE * stride) + tile.1 * TILE;
+            let inner = (0usize.runtime(), plan.key_tiles.runtime());
+            tile_product(&key_rows, &state_rows, tile, inner, &mut work, place, stride, Layout::PLAIN, plan);
+            tile_product(&query_rows, &state_rows, tile, inner, &mut out, place, stride, Layout::PLAIN, plan);
+        }
+        sync_cube();
+
+        // The errors, and `k exp(G_C - G)`.
+        for n in range_stepped(unit, comptime!(rows * values), units) {
+            let (t, e) = (n / values, n % values);
+            let mut x = 0.0f32;
+            if start + t < time && first + e < value_dim {
+                x = read(v, batch, start + t, head, first + e) - work[t * stride + e];
+            }
+            write_rows.put(t, e, x, plan);
+        }
+        let mut after = select(channel.first == 0, halves[comptime!(keys) + channel.d], 0.0f32);
+        #[unroll(plan.tensor_cores)]
+        for n in 0..comptime!(plan.half()) {
+            let r = plan.half() - 1 - n;
+            key_rows.put(
+                channel.first + r,
+                channel.d,
+                element_of(k, batch, key_head, start + channel.first + r, channel.d) * decay(after),
+                plan,
+            );
+            after += channel.g[r];
+        }
+        sync_cube();
+
+        for n in range_stepped(plane(plan), comptime!(rows / TILE * plan.value_tiles), planes) {
+            let tile = (n / plan.value_tiles, n % plan.value_tiles);
+            let place = tile.0 * comptime!(TILE * stride) + tile.1 * TILE;
+            let inner = (0usize.runtime(), tile.0 + 1);
+            tile_product(&pairs, &write_rows, tile, inner, &mut work, place, stride, Layout::PLAIN, plan);
+        }
+        sync_cube();
+
+        for n in range_stepped(unit, comptime!(rows * values), units) {
+            let (t, e) = (n / values, n % values);
+            write_rows.put(t, e, work[t * stride + e], plan);
+        }
+        for n in range_stepped(unit, comptime!(rows * rows), units) {
+            pairs.put(n / rows, n % rows, scores[matrices + n], plan);
+        }
+        for n in range_stepped(unit, comptime!(keys * values), units) {
+            let (d, e) = (n / values, n % values);
+            state[d * stride + e] *= decay(halves[d] + halves[keys + d]);
+        }
+        sync_cube();
+
+        for n in range_stepped(plane(plan), comptime!(rows / TILE * plan.value_tiles), planes) {
+            let tile = (n / plan.value_tiles, n % plan.value_tiles);
+            let place = tile.0 * comptime!(TILE * stride) + tile.1 * TILE;
+            let inner = (0usize.runtime(), tile.0 + 1);
+            let layout = comptime!(Layout::PLAIN.added());
+            tile_product(&pairs, &write_rows, tile, inner, &mut out, place, stride, layout, plan);
+        }
+        for n in range_stepped(plane(plan), comptime!(plan.key_tiles * plan.value_tiles), planes) {
+            let tile = (n / plan.value_tiles, n % plan.value_tiles);
+            let place = tile.0 * comptime!(TILE * stride) + tile.1 * TILE;
+            let inner = (0usize.runtime(), comptime!(rows / TILE).runtime());
+            let layout = comptime!(Layout::PLAIN.left_transposed().added());
+            tile_product(&key_rows, &write_rows, tile, inner, &mut state, place, stride, layout, plan);
+        }
+        sync_cube();
+
+        for n in range_stepped(unit, comptime!(rows * values), units) {
+            let (t, e) = (n / values, n % values);
+            if start + t < time && first + e < value_dim {
+                write(o, batch, start + t, head, first + e, scale * out[t * stride + e]);
+            }
+        }
+        for n in range_stepped(unit, comptime!(keys * values), units) {
+            let (d, e) = (n / values, n % values);
+            state_rows.put(d, e, state[d * stride + e], plan);
+        }
+    }
+    store(&state, final_state, batch, head, first, plan);
+}
+
+/// The cube's part of the state, to the matrix `[a, b]` of a tensor `[.., .., K, V]`.
+#[cube]
+fn store(state: &Shared<[f32]>, to: &mut Tensor<f32>, a: usize, b: usize, first: usize, #[comptime] plan: ChunkPlan) {
+    let values = comptime!(plan.values());
+    for n in range_stepped(UNIT_POS as usize, comptime!(plan.keys() * values), comptime!(plan.units())) {
+        let (d, e) = (n / values, n % values);
+        if d < to.shape(2) && first + e < to.shape(3) {
+            write(to, a, b, d, first + e, state[d * comptime!(plan.sum_stride(values)) + e]);
+        }
+    }
+}

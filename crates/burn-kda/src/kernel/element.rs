@@ -1,0 +1,41 @@
+//! Elements of tensors in whatever float dtype they have; the arithmetic is f32.
+
+use burn::tensor::DType;
+use cubecl::ir::{ElemType, FloatKind};
+use cubecl::prelude::*;
+
+/// Dtypes of a kernel's tensors: `q`, `k`, `v` and the output; `g`; `beta`. States are f32.
+pub(super) type Dtypes = [ElemType; 3];
+
+pub(super) fn dtypes(qkv: DType, g: DType, beta: DType) -> Dtypes {
+    [qkv, g, beta].map(|dtype| {
+        ElemType::Float(match dtype {
+            DType::F32 => FloatKind::F32,
+            DType::F16 => FloatKind::F16,
+            DType::BF16 => FloatKind::BF16,
+            _ => unreachable!("the kernels have no plan for {dtype:?}"),
+        })
+    })
+}
+
+#[cube]
+pub(super) fn read<X: Float>(from: &Tensor<X>, a: usize, b: usize, c: usize, d: usize) -> f32 {
+    f32::cast_from(from[at(from, a, b, c, d)])
+}
+
+#[cube]
+pub(super) fn write<X: Float>(to: &mut Tensor<X>, a: usize, b: usize, c: usize, d: usize, value: f32) {
+    let place = at(&*to, a, b, c, d);
+    to[place] = X::cast_from(value);
+}
+
+#[cube]
+fn at<X: Float>(x: &Tensor<X>, a: usize, b: usize, c: usize, d: usize) -> usize {
+    a * x.stride(0) + b * x.stride(1) + c * x.stride(2) + d * x.stride(3)
+}
+
+/// Of a tensor `[B, T, HV]`.
+#[cube]
+pub(super) fn beta_of<B: Float>(beta: &Tensor<B>, batch: usize, t: usize, head: usize) -> f32 {
+    f32::cast_from(beta[batch * beta.stride(0) + t * beta.stride(1) + head * beta.stride(2)])
+}
