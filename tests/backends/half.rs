@@ -134,6 +134,12 @@ fn check(problem: &Problem, device: &Device, bounds: &[usize], report: &mut Repo
     };
     check("o", Array::of(output.o), &problem.o);
     check("final state", Array::of(output.final_state), &problem.final_state);
+    if bounds.len() == 2 {
+        let want = problem.backward(Form::Definition, &Device::flex(), DType::F64);
+        for ((what, got), (_, want)) in problem.backward(form, device, DType::F32).into_iter().zip(&want) {
+            check(what, got, want);
+        }
+    }
 }
 
 #[test]

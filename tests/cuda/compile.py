@@ -2,19 +2,20 @@
 
     python compile.py DIR
 
-prints, for every `*.cu` in DIR and every architecture, registers, spilled bytes, shared memory and tensor-core
+prints, for every `ARCHITECTURE/*.cu` in DIR, registers, spilled bytes, shared memory and tensor-core
 instructions as CSV. Needs the wheels in requirements.txt; exits with 77 if they are not there.
 """
 
+import concurrent.futures
 import ctypes
 import importlib.util
+import os
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
 
-ARCHITECTURES = ["sm_80", "sm_90a"]
 ABSENT = 77
 
 
@@ -67,15 +68,21 @@ def assemble(root, ptx, architecture):
 def main():
     root = toolkit()
     nvrtc = Nvrtc(root)
+
+    def row(file):
+        architecture = file.parent.name
+        source = file.read_text()
+        ptx = nvrtc.ptx(source, architecture)
+        registers, spilled = assemble(root, ptx, architecture)
+        shared = re.match(r"// (\d+) bytes", source)[1]  # Asked for at the launch, so ptxas does not know.
+        tensor = len(re.findall(r"\b(?:wmma\.mma|mma\.sync|wgmma\.mma)", ptx))
+        return f"{file.stem},{architecture},{registers},{spilled},{shared},{tensor}"
+
     print("kernel,architecture,registers,spilled bytes,shared bytes,tensor-core instructions")
-    for file in sorted(pathlib.Path(sys.argv[1]).glob("*.cu")):
-        for architecture in ARCHITECTURES:
-            source = file.read_text()
-            ptx = nvrtc.ptx(source, architecture)
-            registers, spilled = assemble(root, ptx, architecture)
-            shared = re.match(r"// (\d+) bytes", source)[1]  # Asked for at the launch, so ptxas does not know.
-            tensor = len(re.findall(r"\b(?:wmma\.mma|mma\.sync|wgmma\.mma)", ptx))
-            print(f"{file.stem},{architecture},{registers},{spilled},{shared},{tensor}")
+    files = sorted(pathlib.Path(sys.argv[1]).glob("*/*.cu"), key=lambda file: (file.stem, file.parent.name))
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for text in pool.map(row, files):
+            print(text)
 
 
 main()

@@ -7,11 +7,12 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension};
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
+use cubecl::ir::DeviceProperties;
 
 use crate::functions::Dims;
 #[cfg(feature = "fusion")]
 use crate::kernel::kept_states;
-use crate::kernel::{self, ForwardPlan, Gradients, Outputs, Plan, ScanPlan};
+use crate::kernel::{self, BackwardPlan, ForwardPlan, Gradients, Outputs};
 use crate::ops::{
     KdaGradients, KdaOps, KdaTensors, MaybeTensor, Mode, WantedGradients, plain_backward, plain_chunk, plain_recurrent,
 };
@@ -28,9 +29,7 @@ impl KdaOps for Cube {
         chunk_size: usize,
         keep_states: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
-        let plan = accelerated(&inputs)
-            .then(|| ForwardPlan::new(dims(&inputs), inputs.q.dtype(), inputs.q.device().client().properties()));
-        match plan.flatten() {
+        match plan(&inputs, |dims, properties| ForwardPlan::new(dims, inputs.q.dtype(), properties)) {
             Some(plan) => <Self as KernelOps>::forward(inputs, initial_state, scale, keep_states, plan),
             None => plain_chunk(inputs, initial_state, scale, chunk_size, keep_states),
         }
@@ -41,10 +40,9 @@ impl KdaOps for Cube {
         initial_state: MaybeTensor<Self>,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let Some(plan) = plan(&inputs) else {
+        let Some(plan) = plan(&inputs, ForwardPlan::recurrent) else {
             return plain_recurrent(inputs, initial_state, scale);
         };
-        let plan = ForwardPlan::Recurrent(plan);
         let (o, final_state, _) = <Self as KernelOps>::forward(inputs, initial_state, scale, false, plan);
         (o, final_state)
     }
@@ -59,23 +57,19 @@ impl KdaOps for Cube {
         chunk_size: usize,
         wanted: WantedGradients,
     ) -> KdaGradients<Self> {
-        let plans = plan(&inputs).zip(ScanPlan::new(dims(&inputs), inputs.q.device().client().properties()));
-        match plans {
-            Some(plans) => {
-                <Self as KernelOps>::gradients(inputs, initial_state, states, d_o, d_final_state, scale, wanted, plans)
+        match plan(&inputs, |dims, properties| BackwardPlan::new(dims, inputs.q.dtype(), properties)) {
+            Some(plan) => {
+                <Self as KernelOps>::backward(inputs, initial_state, states, d_o, d_final_state, scale, wanted, plan)
             }
             None => plain_backward(inputs, initial_state, states, [d_o, d_final_state], scale, chunk_size, wanted),
         }
     }
 }
 
-fn accelerated(inputs: &KdaTensors<Cube>) -> bool {
-    inputs.q.dtype() != DType::F64 && Mode::current() == Mode::Accelerated
-}
-
-/// Of the recurrence; none if the plain algorithm has to run.
-fn plan(inputs: &KdaTensors<Cube>) -> Option<Plan> {
-    accelerated(inputs).then(|| Plan::new(dims(inputs), inputs.q.device().client().properties()))?
+/// None if the plain algorithm has to run.
+fn plan<P>(inputs: &KdaTensors<Cube>, of: impl FnOnce(Dims, &DeviceProperties) -> Option<P>) -> Option<P> {
+    let runs = inputs.q.dtype() != DType::F64 && Mode::current() == Mode::Accelerated;
+    runs.then(|| of(dims(inputs), inputs.q.device().client().properties()))?
 }
 
 fn dims<B: Backend>(KdaTensors { q, v, .. }: &KdaTensors<B>) -> Dims {
@@ -95,10 +89,10 @@ trait KernelOps: Backend {
         plan: ForwardPlan,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>);
 
-    /// As [`KdaOps::kda_backward`]; the plans are ones for these inputs.
-    #[fusion(meta = gradient_specs)]
+    /// As [`KdaOps::kda_backward`]; the plan is one for these inputs.
+    #[fusion(meta = backward_specs)]
     #[allow(clippy::too_many_arguments)]
-    fn gradients(
+    fn backward(
         #[extension_type] inputs: KdaTensors<Self>,
         #[extension_type] initial_state: MaybeTensor<Self>,
         #[extension_type] states: MaybeTensor<Self>,
@@ -106,7 +100,7 @@ trait KernelOps: Backend {
         #[extension_type] d_final_state: MaybeTensor<Self>,
         scale: f64,
         wanted: WantedGradients,
-        plans: (Plan, ScanPlan),
+        plan: BackwardPlan,
     ) -> KdaGradients<Self>;
 }
 
@@ -125,7 +119,7 @@ impl KernelOps for CubeBackend {
         (o, final_state, kept.into())
     }
 
-    fn gradients(
+    fn backward(
         inputs: KdaTensors<Self>,
         initial_state: MaybeTensor<Self>,
         states: MaybeTensor<Self>,
@@ -133,7 +127,7 @@ impl KernelOps for CubeBackend {
         d_final_state: MaybeTensor<Self>,
         scale: f64,
         wanted: WantedGradients,
-        plans: (Plan, ScanPlan),
+        plan: BackwardPlan,
     ) -> KdaGradients<Self> {
         let dims = dims(&inputs);
         let KdaTensors { q, k, v, g, beta } = inputs;
@@ -141,7 +135,7 @@ impl KernelOps for CubeBackend {
             [initial_state, states, d_o, d_final_state].map(MaybeTensor::into_option);
         let cotangents = [d_o, d_final_state];
         let Gradients { q, k, v, g, beta, initial_state } =
-            kernel::gradients(dims, [q, k, v, g, beta], initial_state, states, cotangents, scale, wanted, plans);
+            kernel::backward(dims, [q, k, v, g, beta], initial_state, states, cotangents, scale, wanted, plan);
         KdaGradients {
             q: q.into(),
             k: k.into(),
@@ -175,7 +169,7 @@ fn forward_specs(
 /// As [`forward_specs`]: each gradient is like its input.
 #[cfg(feature = "fusion")]
 #[allow(clippy::too_many_arguments)]
-fn gradient_specs(
+fn backward_specs(
     inputs: &KdaTensorsMetadata,
     initial_state: &MaybeTensorMetadata,
     _states: &MaybeTensorMetadata,
@@ -183,7 +177,7 @@ fn gradient_specs(
     _d_final_state: &MaybeTensorMetadata,
     _scale: &f64,
     wanted: &WantedGradients,
-    _plans: &(Plan, ScanPlan),
+    _plan: &BackwardPlan,
 ) -> KdaGradientsMetadata {
     let like = |wanted: bool, input: &TensorSpec| match wanted {
         true => MaybeTensorMetadata::Some(input.clone()),

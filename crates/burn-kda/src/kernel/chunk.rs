@@ -13,7 +13,10 @@
 //! Tensor cores multiply bf16, so each operand is the sum of two bf16 numbers and a product is three of theirs: errors of
 //! 1e-5 where one bf16 number has 3e-3, and 1e-1 with keys that reflect the state. Sums, inverse and state are f32.
 
+pub(super) mod back;
 pub(super) mod channel;
+pub(super) mod gradients;
+pub(super) mod inputs;
 pub(super) mod operand;
 pub(super) mod scan;
 pub(super) mod scores;
@@ -73,7 +76,7 @@ pub(super) fn chunked(
         kept.clone().map(CubeTensor::into_tensor_arg).into(),
         scale as f32,
         plan,
-        [x, g_dtype, beta_dtype, plan.operand()],
+        [x, g_dtype, beta_dtype, plan.number()],
     );
     Outputs { o, final_state, kept }
 }
@@ -100,7 +103,7 @@ pub(super) fn scores(dims: Dims, [q, k, g, beta]: [&CubeTensor; 4], with_kk: boo
         scores.clone().into_tensor_arg(),
         with_kk,
         plan,
-        [x, g_dtype, beta_dtype, plan.operand()],
+        [x, g_dtype, beta_dtype, plan.number()],
     );
     scores
 }

@@ -29,8 +29,7 @@ use scan::scan_kernel;
 use scores::scores_kernel;
 
 use super::element::dtypes;
-use super::plan::{Plan, ScanPlan};
-use super::recurrent::recurrent;
+use super::plan::ScanPlan;
 use crate::functions::Dims;
 use crate::ops::WantedGradients;
 use crate::plain::SEGMENT_TOKENS;
@@ -58,7 +57,7 @@ pub(crate) struct Gradients {
     pub initial_state: Option<CubeTensor>,
 }
 
-/// From the inputs as [`recurrent`] has them, what it kept, and the cotangents of output and final state.
+/// From the inputs as [`recurrent`](super::recurrent::recurrent) has them, the states it kept if there are several segments, and the cotangents of output and final state.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn gradients(
     dims: Dims,
@@ -68,7 +67,7 @@ pub(crate) fn gradients(
     [d_o, d_final_state]: [Option<CubeTensor>; 2],
     scale: f64,
     wanted: WantedGradients,
-    (forward, plan): (Plan, ScanPlan),
+    plan: ScanPlan,
 ) -> Gradients {
     let Dims { batch, time, heads, value_heads, key_dim, value_dim } = dims;
     let client = q.client.clone();
@@ -78,13 +77,6 @@ pub(crate) fn gradients(
     let empty_of =
         |shape: &[usize], dtype| empty_device_dtype(client.clone(), device.clone(), Shape::from(shape), dtype);
     let empty = |shape: &[usize]| empty_of(shape, DType::F32);
-    let kept = match kept {
-        None if time > SEGMENT_TOKENS => {
-            let inputs = [&q, &k, &v, &g, &beta].map(CubeTensor::clone);
-            recurrent(dims, inputs, initial_state.clone(), scale, true, forward).kept
-        }
-        kept => kept,
-    };
     let (lanes, chunks, tiles) = (dims.lanes(), time.div_ceil(ROWS), plan.tiles(dims));
     let launch = |cubes: usize, units: usize| {
         let dim = CubeDim::new_1d(units as u32);

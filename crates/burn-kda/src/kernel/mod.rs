@@ -4,16 +4,15 @@ mod chunk;
 #[cfg(all(test, feature = "cuda-source"))]
 mod cuda_source;
 mod decay;
+mod dispatch;
 mod element;
-mod forward;
 mod gradients;
 mod plan;
 mod recurrent;
 mod segment;
 
-pub(crate) use forward::{ForwardPlan, forward};
-pub(crate) use gradients::{Gradients, gradients};
-pub(crate) use plan::{Plan, ScanPlan};
+pub(crate) use dispatch::{BackwardPlan, ForwardPlan, backward, forward};
+pub(crate) use gradients::Gradients;
 pub(crate) use recurrent::Outputs;
 #[cfg(feature = "fusion")]
 pub(crate) use recurrent::kept_states;

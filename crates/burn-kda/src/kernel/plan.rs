@@ -3,6 +3,7 @@
 use cubecl::features::{MmaConfig, Plane};
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind, HardwareProperties};
 
+use super::chunk::gradients::largest_chunk_buffer;
 use super::chunk::operand::TILE;
 use super::gradients::{ROWS, SUMS, largest_buffer};
 use crate::functions::Dims;
@@ -200,30 +201,51 @@ impl ChunkPlan {
     /// Units that a tensor core works for.
     const PLANE: usize = 32;
 
-    /// Buffers of a launch, with the one that carries shapes and strides.
-    const BINDINGS: u32 = 11;
+    /// Units of a cube, but for chunks of one tile, which need few registers.
+    const UNITS: usize = 256;
 
-    /// None if the device cannot run the kernels on such a problem.
-    pub fn new(dims: Dims, properties: &DeviceProperties, tensor_cores: bool) -> Option<Self> {
+    /// Buffers of a launch, with the one that carries shapes and strides.
+    const BINDINGS: u32 = 15;
+
+    /// Of the forward pass; none if the device cannot run the kernels on such a problem.
+    pub fn forward(dims: Dims, properties: &DeviceProperties, tensor_cores: bool) -> Option<Self> {
+        let shared = |plan: &Self| plan.scores_bytes().max(plan.scan_bytes());
+        Self::new(dims, properties, tensor_cores, &[64, 32, 16], shared, |plan| plan.scores_len(dims))
+    }
+
+    /// As [`forward`](Self::forward), of the backward pass. Its units keep twice as much of each row.
+    pub fn backward(dims: Dims, properties: &DeviceProperties, tensor_cores: bool) -> Option<Self> {
+        let shared = |plan: &Self| plan.scores_bytes().max(plan.back_bytes()).max(plan.inputs_bytes());
+        let largest = |plan: &Self| plan.scores_len(dims).max(largest_chunk_buffer(dims, plan));
+        Self::new(dims, properties, tensor_cores, &[32, 16], shared, largest)
+    }
+
+    fn new(
+        dims: Dims,
+        properties: &DeviceProperties,
+        tensor_cores: bool,
+        rows: &[usize],
+        shared_bytes: impl Fn(&Self) -> usize,
+        largest_buffer: impl Fn(&Self) -> usize,
+    ) -> Option<Self> {
         let hardware = &properties.hardware;
         let planes = [hardware.plane_size_min, hardware.plane_size_max].map(|size| size as usize);
         let has_cores = planes == [Self::PLANE; 2] && properties.features.matmul.cmma.contains(&Self::instruction());
         let enough = hardware.num_streaming_multiprocessors.map_or(1, |count| count as usize);
         let fits = |plan: &Self| {
-            plan.units() <= most_units(hardware)
-                && plan.units() >= plan.rows
-                && plan.shared_bytes() <= hardware.max_shared_memory_size
+            let units = if plan.rows == TILE { most_units(hardware) } else { Self::UNITS.min(most_units(hardware)) };
+            (plan.rows..=units).contains(&plan.units())
+                && shared_bytes(plan) <= hardware.max_shared_memory_size
                 && dims.lanes() * dims.time.div_ceil(plan.rows) <= most_cubes(hardware)
                 && plan.cubes(dims) <= most_cubes(hardware)
                 && hardware.max_bindings >= Self::BINDINGS
-                && plan.scores_bytes(dims) <= properties.memory.max_page_size as usize
+                && largest_buffer(plan) * size_of::<f32>() <= properties.memory.max_page_size as usize
         };
-        let plans = [64, 32, 16].into_iter().flat_map(|rows| {
-            let key_tiles = dims.key_dim.div_ceil(TILE);
-            [4, 2, 1].map(|value_tiles| Self { rows, key_tiles, value_tiles, plane: Self::PLANE, tensor_cores })
-        });
+        let key_tiles = dims.key_dim.div_ceil(TILE);
+        let plan = |rows, value_tiles| Self { rows, key_tiles, value_tiles, plane: Self::PLANE, tensor_cores };
         let is_wide = |plan: &Self| plan.value_tiles == 1 || plan.cubes(dims) >= enough;
-        plans.filter(|_| has_cores || !tensor_cores).filter(fits).find(is_wide)
+        let mut plans = rows.iter().flat_map(|&rows| [4, 2, 1].map(|value_tiles| plan(rows, value_tiles)));
+        plans.find(|plan| (has_cores || !tensor_cores) && is_wide(plan) && fits(plan))
     }
 
     /// bf16 with sums in f32.
@@ -233,7 +255,7 @@ impl ChunkPlan {
     }
 
     /// The dtype of an operand's numbers, all of which bf16 has.
-    pub fn operand(&self) -> ElemType {
+    pub fn number(&self) -> ElemType {
         ElemType::Float(if self.tensor_cores { FloatKind::BF16 } else { FloatKind::F32 })
     }
 
@@ -279,26 +301,52 @@ impl ChunkPlan {
         if self.tensor_cores { columns + 4 } else { columns }
     }
 
-    fn scores_bytes(&self, dims: Dims) -> usize {
-        dims.lanes() * dims.time.div_ceil(self.rows) * self.matrices(true) * self.rows * self.rows * size_of::<f32>()
+    fn scores_len(&self, dims: Dims) -> usize {
+        dims.lanes() * dims.time.div_ceil(self.rows) * self.matrices(true) * self.rows * self.rows
     }
 
-    /// Of the larger kernel.
-    fn shared_bytes(&self) -> usize {
-        let Self { rows, .. } = *self;
-        let (keys, values) = (self.keys(), self.values());
-        let operand = |rows: usize, columns: usize| {
-            2 * rows * self.operand_stride(columns) * if self.tensor_cores { 2 } else { size_of::<f32>() }
-        };
-        let sums = |rows: usize, columns: usize| rows * self.sum_stride(columns) * size_of::<f32>();
-        let scores = 2 * operand(rows, keys) + 2 * sums(rows, rows) + sums(3 * rows, TILE) + rows * size_of::<f32>();
-        let scan = operand(keys, values)
-            + 2 * operand(rows, keys)
-            + operand(rows, rows)
-            + operand(rows, values)
-            + sums(keys, values)
-            + 2 * sums(rows, values)
-            + 2 * keys * size_of::<f32>();
-        scores.max(scan)
+    /// Shared memory of the scores kernel.
+    fn scores_bytes(&self) -> usize {
+        let (rows, keys) = (self.rows, self.keys());
+        let numbers = 2 * self.operand(rows, keys) + 2 * self.sums(rows, rows) + 2 * rows * TILE + (TILE + 1) * rows;
+        numbers * size_of::<f32>()
+    }
+
+    /// Of the scan of the forward pass.
+    fn scan_bytes(&self) -> usize {
+        let (rows, keys, values) = (self.rows, self.keys(), self.values());
+        let operands = self.operand(keys, values)
+            + 2 * self.operand(rows, keys)
+            + self.operand(rows, rows)
+            + self.operand(rows, values);
+        let sums = self.sums(keys, values) + 2 * self.sums(rows, values);
+        (operands + sums + 2 * keys) * size_of::<f32>()
+    }
+
+    /// Of the scan of the backward pass.
+    fn back_bytes(&self) -> usize {
+        let (rows, keys, values) = (self.rows, self.keys(), self.values());
+        let operands = self.operand(keys, values)
+            + 2 * self.operand(rows, keys)
+            + self.operand(rows, rows)
+            + 3 * self.operand(rows, values);
+        let sums = self.sums(keys, values) + 2 * self.sums(rows, values);
+        (operands + sums + 4 * keys + rows) * size_of::<f32>()
+    }
+
+    /// Of the way from the scan to the gradients of the inputs.
+    fn inputs_bytes(&self) -> usize {
+        let (rows, keys) = (self.rows, self.keys());
+        let operands = 2 * self.operand(rows, keys) + 2 * self.operand(rows, rows);
+        (operands + 2 * self.sums(rows, keys) + 2 * self.sums(rows, rows) + 6 * keys) * size_of::<f32>()
+    }
+
+    /// Words of a matrix of sums and of an operand, two halves to a word.
+    fn sums(&self, rows: usize, columns: usize) -> usize {
+        rows * self.sum_stride(columns)
+    }
+
+    fn operand(&self, rows: usize, columns: usize) -> usize {
+        rows * self.operand_stride(columns)
     }
 }

@@ -2,6 +2,7 @@
 
 use cubecl::prelude::*;
 
+use super::operand::Operand;
 use crate::kernel::element::read;
 use crate::kernel::plan::ChunkPlan;
 
@@ -24,11 +25,17 @@ impl Channel {
         start: usize,
         #[comptime] plan: ChunkPlan,
     ) -> Channel {
-        let d = UNIT_POS as usize % comptime!(plan.keys());
-        let first = UNIT_POS as usize / comptime!(plan.keys()) * comptime!(plan.half());
+        let (d, first) = place(plan);
         let log_decays = rows_of(g, batch, head, start + first, d, plan);
         Channel { d, first, g: log_decays }
     }
+}
+
+/// The key channel of a unit and its first row in a chunk.
+#[cube]
+pub(in crate::kernel) fn place(#[comptime] plan: ChunkPlan) -> (usize, usize) {
+    let unit = UNIT_POS as usize;
+    (unit % comptime!(plan.keys()), unit / comptime!(plan.keys()) * comptime!(plan.half()))
 }
 
 /// Of one channel, `[B, T, _, K]`, the rows of half a chunk.
@@ -63,4 +70,65 @@ pub(in crate::kernel) fn element_of<X: Float>(from: &Tensor<X>, batch: usize, he
 #[cube]
 pub(in crate::kernel) fn decay(g: f32) -> f32 {
     f32::exp(select(g < -104.0f32, -104.0f32, g))
+}
+
+/// The sum of `g` over half a chunk, from token `start` on.
+#[cube]
+pub(in crate::kernel) fn half_of<G: Float>(
+    g: &Tensor<G>,
+    batch: usize,
+    head: usize,
+    start: usize,
+    d: usize,
+    #[comptime] plan: ChunkPlan,
+) -> f32 {
+    let mut sum = 0.0f32;
+    for r in 0..comptime!(plan.half()) {
+        sum += element_of(g, batch, head, start + r, d);
+    }
+    sum
+}
+
+/// `x exp(G)`, half a chunk of one channel from row `row` on.
+#[cube]
+pub(in crate::kernel) fn from_start<X: Float, G: Float, E: Float>(
+    x: &Tensor<X>,
+    g: &Tensor<G>,
+    halves: &Shared<[f32]>,
+    to: &mut Operand<E>,
+    heads: (usize, usize, usize),
+    start: usize,
+    place: (usize, usize),
+    #[comptime] plan: ChunkPlan,
+) {
+    let (batch, head, key_head) = heads;
+    let (row, d) = place;
+    let mut sum = select(row == 0, 0.0f32, halves[d]);
+    for n in 0..comptime!(plan.half()) {
+        let r = row + n;
+        sum += element_of(g, batch, head, start + r, d);
+        to.put(r, d, element_of(x, batch, key_head, start + r, d) * decay(sum), plan);
+    }
+}
+
+/// `x exp(G_C - G)`, as [`from_start`].
+#[cube]
+pub(in crate::kernel) fn to_end<X: Float, G: Float, E: Float>(
+    x: &Tensor<X>,
+    g: &Tensor<G>,
+    halves: &Shared<[f32]>,
+    to: &mut Operand<E>,
+    heads: (usize, usize, usize),
+    start: usize,
+    place: (usize, usize),
+    #[comptime] plan: ChunkPlan,
+) {
+    let (batch, head, key_head) = heads;
+    let (row, d) = place;
+    let mut sum = select(row == 0, halves[comptime!(plan.keys()) + d], 0.0f32);
+    for n in 0..comptime!(plan.half()) {
+        let r = row + (plan.half() - 1 - n);
+        to.put(r, d, element_of(x, batch, key_head, start + r, d) * decay(sum), plan);
+        sum += element_of(g, batch, head, start + r, d);
+    }
 }

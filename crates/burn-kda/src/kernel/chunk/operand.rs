@@ -8,6 +8,8 @@ use crate::kernel::plan::ChunkPlan;
 pub(in crate::kernel) const TILE: usize = 16;
 
 /// A matrix in shared memory, row by row, each number as the sum of a high and a low bf16: 16 significant bits.
+///
+/// Without tensor cores both are the halves of one word in `high`.
 #[derive(CubeType)]
 pub(in crate::kernel) struct Operand<E: Float> {
     high: Shared<[E]>,
@@ -22,63 +24,97 @@ impl<E: Float> Operand<E> {
         let stride = comptime!(plan.operand_stride(columns));
         Operand::<E> {
             high: Shared::new_aligned_slice(comptime!(rows * stride), ALIGNMENT),
-            low: Shared::new_aligned_slice(comptime!(rows * stride), ALIGNMENT),
+            low: Shared::new_aligned_slice(comptime!(if plan.tensor_cores { rows * stride } else { 1 }), ALIGNMENT),
             stride,
         }
     }
 
     pub fn put(&mut self, row: usize, column: usize, value: f32, #[comptime] plan: ChunkPlan) {
         let place = row * self.stride + column;
-        let high = nearest::<E>(value, plan);
-        self.high[place] = high;
-        self.low[place] = nearest::<E>(value - f32::cast_from(high), plan);
+        if comptime!(plan.tensor_cores) {
+            let high = E::cast_from(value);
+            self.high[place] = high;
+            self.low[place] = E::cast_from(value - f32::cast_from(high));
+        } else {
+            let high = bf16_bits(value);
+            let low = bf16_bits(value - f32::reinterpret(high));
+            self.high[place] = E::cast_from(f32::reinterpret(high | (low >> 16u32)));
+        }
     }
 }
 
 /// What a tensor core wants of the address of a tile, in bytes.
 pub(in crate::kernel) const ALIGNMENT: usize = 32;
 
-/// The nearest bf16 number.
+/// The nearest bf16 number, as the bits of an f32.
 #[cube]
-fn nearest<E: Float>(value: f32, #[comptime] plan: ChunkPlan) -> E {
-    if comptime!(plan.tensor_cores) {
-        E::cast_from(value)
-    } else {
-        let bits = u32::reinterpret(value);
-        let rounded = bits + 0x7fffu32 + ((bits >> 16u32) & 1u32);
-        E::cast_from(f32::reinterpret(rounded & 0xffff_0000u32))
-    }
+fn bf16_bits(value: f32) -> u32 {
+    let bits = u32::reinterpret(value);
+    (bits + 0x7fffu32 + ((bits >> 16u32) & 1u32)) & 0xffff_0000u32
 }
 
 /// How the factors of a product lie, and what becomes of what was there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::kernel) struct Layout {
-    /// Rows of the left factor are columns of its operand.
-    pub left_transposed: bool,
-    /// Rows of the right factor are columns of its operand.
-    pub right_transposed: bool,
-    /// The product is added.
-    pub adds: bool,
+    left_transposed: bool,
+    right_transposed: bool,
+    lower: bool,
+    adds: bool,
 }
 
 impl Layout {
-    pub const PLAIN: Self = Self { left_transposed: false, right_transposed: false, adds: false };
+    pub const PLAIN: Self = Self { left_transposed: false, right_transposed: false, lower: false, adds: false };
 
+    /// Rows of the left factor are columns of its operand.
     pub const fn left_transposed(self) -> Self {
         Self { left_transposed: true, ..self }
     }
 
+    /// Rows of the right factor are columns of its operand.
     pub const fn right_transposed(self) -> Self {
         Self { right_transposed: true, ..self }
     }
 
+    /// The left operand is zero above its diagonal.
+    pub const fn lower(self) -> Self {
+        Self { lower: true, ..self }
+    }
+
+    /// The product is added to what is there.
     pub const fn added(self) -> Self {
         Self { adds: true, ..self }
     }
 }
 
+/// `left right`, of `tiles` rows, columns and inner tiles, to `out` in rows of `stride` numbers: the work of a whole
+/// cube, tile by tile dealt out to its planes.
+#[cube]
+pub(in crate::kernel) fn product<E: Float>(
+    left: &Operand<E>,
+    right: &Operand<E>,
+    out: &mut [f32],
+    #[comptime] stride: usize,
+    #[comptime] tiles: (usize, usize, usize),
+    #[comptime] layout: Layout,
+    #[comptime] plan: ChunkPlan,
+) {
+    let (rows, columns, inner) = comptime!(tiles);
+    for n in range_stepped(plane(plan), comptime!(rows * columns), comptime!(plan.planes())) {
+        let (i, j) = (n / columns, n % columns);
+        let mut from = 0usize.runtime();
+        let mut to = inner.runtime();
+        if comptime!(layout.lower && layout.left_transposed) {
+            from = i;
+        } else if comptime!(layout.lower) {
+            to = i + 1;
+        }
+        let place = i * comptime!(TILE * stride) + j * TILE;
+        tile_product(left, right, (i, j), (from, to), out, place, stride, layout, plan);
+    }
+}
+
 /// One tile of a product, by one plane: tile `(i, j)` of `left right` over the tiles `from..to` of the inner dimension, to
-/// `out` from `place` on, in rows of `stride` numbers.
+/// `out` from `place` on.
 ///
 /// Without tensor cores each unit has some elements of the tile and takes the same three products of them.
 #[cube]
@@ -87,7 +123,7 @@ pub(in crate::kernel) fn tile_product<E: Float>(
     right: &Operand<E>,
     tile: (usize, usize),
     inner: (usize, usize),
-    out: &mut Shared<[f32]>,
+    out: &mut [f32],
     place: usize,
     #[comptime] stride: usize,
     #[comptime] layout: Layout,
@@ -98,6 +134,7 @@ pub(in crate::kernel) fn tile_product<E: Float>(
     let (left_row, left_inner) = comptime!(strides(left.stride, layout.left_transposed));
     let (right_inner, right_column) = comptime!(strides(right.stride, layout.right_transposed));
     if comptime!(plan.tensor_cores) {
+        let end = out.len();
         let mut sum = cmma::Matrix::<f32>::from_value(
             cmma::MatrixIdent::Accumulator,
             TILE,
@@ -107,7 +144,7 @@ pub(in crate::kernel) fn tile_product<E: Float>(
             0.0f32,
         );
         if comptime!(layout.adds) {
-            cmma::load_with_layout(&mut sum, &out[place..], stride as u32, cmma::MatrixLayout::RowMajor);
+            cmma::load_with_layout(&mut sum, &out[place..end], stride as u32, cmma::MatrixLayout::RowMajor);
         }
         for n in from..to {
             let a = (i * left_row + n * left_inner) * TILE;
@@ -120,7 +157,7 @@ pub(in crate::kernel) fn tile_product<E: Float>(
             cmma::execute(&a_high, &b_low, &sum, &sum);
             cmma::execute(&a_high, &b_high, &sum, &sum);
         }
-        cmma::store(&mut out[place..], &sum, stride as u32, cmma::MatrixLayout::RowMajor);
+        cmma::store(&mut out[place..end], &sum, stride as u32, cmma::MatrixLayout::RowMajor);
     } else {
         let unit = UNIT_POS as usize % plan.plane;
         for e in range_stepped(unit, comptime!(TILE * TILE), plan.plane) {
@@ -131,16 +168,27 @@ pub(in crate::kernel) fn tile_product<E: Float>(
                 sum = out[at];
             }
             for n in from * TILE..to * TILE {
-                let a = (i * TILE + row) * left_row + n * left_inner;
-                let b = n * right_inner + (j * TILE + column) * right_column;
-                let (a_high, b_high) = (f32::cast_from(left.high[a]), f32::cast_from(right.high[b]));
-                sum = fma(f32::cast_from(left.low[a]), b_high, sum);
-                sum = fma(a_high, f32::cast_from(right.low[b]), sum);
+                let a = u32::reinterpret(f32::cast_from(left.high[(i * TILE + row) * left_row + n * left_inner]));
+                let b =
+                    u32::reinterpret(f32::cast_from(right.high[n * right_inner + (j * TILE + column) * right_column]));
+                let (a_high, b_high) = (high_of(a), high_of(b));
+                sum = fma(low_of(a), b_high, sum);
+                sum = fma(a_high, low_of(b), sum);
                 sum = fma(a_high, b_high, sum);
             }
             out[at] = sum;
         }
     }
+}
+
+#[cube]
+fn high_of(bits: u32) -> f32 {
+    f32::reinterpret(bits & 0xffff_0000u32)
+}
+
+#[cube]
+fn low_of(bits: u32) -> f32 {
+    f32::reinterpret(bits << 16u32)
 }
 
 /// From one row to the next and from one column to the next.

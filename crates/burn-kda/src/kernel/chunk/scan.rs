@@ -3,8 +3,8 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::channel::{Channel, decay, element_of};
-use super::operand::{ALIGNMENT, Layout, Operand, TILE, plane, tile_product};
+use super::channel::{decay, from_start, half_of, place, to_end};
+use super::operand::{ALIGNMENT, Layout, Operand, TILE, product};
 use crate::kernel::element::{beta_of, read, write};
 use crate::kernel::plan::ChunkPlan;
 use crate::plain::SEGMENT_TOKENS;
@@ -31,16 +31,16 @@ pub(in crate::kernel) fn chunk_scan_kernel<X: Float, G: Float, B: Float, E: Floa
     let keys = comptime!(plan.keys());
     let values = comptime!(plan.values());
     let units = comptime!(plan.units());
-    let planes = comptime!(plan.planes());
-    let tiles = value_dim.div_ceil(values);
-    let lane = CUBE_POS / tiles;
+    let parts = value_dim.div_ceil(values);
+    let lane = CUBE_POS / parts;
     if lane >= scores.shape(0) {
         terminate!();
     }
     let (batch, head) = (lane / value_heads, lane % value_heads);
     let key_head = head / (value_heads / q.shape(2));
-    let first = CUBE_POS % tiles * values;
+    let first = CUBE_POS % parts * values;
     let unit = UNIT_POS as usize;
+    let (d, row) = place(plan);
 
     let stride = comptime!(plan.sum_stride(values));
     let mut state = Shared::<[f32]>::new_aligned_slice(comptime!(keys * stride), ALIGNMENT);
@@ -55,19 +55,19 @@ pub(in crate::kernel) fn chunk_scan_kernel<X: Float, G: Float, B: Float, E: Floa
     let mut halves = Shared::<[f32]>::new_slice(comptime!(2 * keys));
 
     for n in range_stepped(unit, comptime!(keys * values), units) {
-        let (d, e) = (n / values, n % values);
+        let (c, e) = (n / values, n % values);
         let mut x = 0.0f32;
         #[comptime]
         match initial_state {
             ComptimeOption::Some(initial) => {
-                if d < initial.shape(2) && first + e < value_dim {
-                    x = read(initial, batch, head, d, first + e);
+                if c < initial.shape(2) && first + e < value_dim {
+                    x = read(initial, batch, head, c, first + e);
                 }
             }
             ComptimeOption::None => {}
         }
-        state[d * stride + e] = x;
-        state_rows.put(d, e, x, plan);
+        state[c * stride + e] = x;
+        state_rows.put(c, e, x, plan);
     }
 
     for chunk in 0..chunks {
@@ -82,13 +82,7 @@ pub(in crate::kernel) fn chunk_scan_kernel<X: Float, G: Float, B: Float, E: Floa
             }
             ComptimeOption::None => {}
         }
-        let channel = Channel::load(g, batch, head, start, plan);
-        let mut total = 0.0f32;
-        #[unroll(plan.tensor_cores)]
-        for r in 0..comptime!(plan.half()) {
-            total += channel.g[r];
-        }
-        halves[unit] = total;
+        halves[unit] = half_of(g, batch, head, start + row, d, plan);
         for n in range_stepped(unit, comptime!(rows * rows), units) {
             let (i, j) = (n / rows, n % rows);
             let mut x = 0.0f32;
@@ -99,37 +93,16 @@ pub(in crate::kernel) fn chunk_scan_kernel<X: Float, G: Float, B: Float, E: Floa
         }
         sync_cube();
 
-        // `q exp(G)` and `k exp(G)`.
-        let mut sum = select(channel.first == 0, 0.0f32, halves[channel.d]);
-        #[unroll(plan.tensor_cores)]
-        for r in 0..comptime!(plan.half()) {
-            sum += channel.g[r];
-            let factor = decay(sum);
-            key_rows.put(
-                channel.first + r,
-                channel.d,
-                element_of(k, batch, key_head, start + channel.first + r, channel.d) * factor,
-                plan,
-            );
-            query_rows.put(
-                channel.first + r,
-                channel.d,
-                element_of(q, batch, key_head, start + channel.first + r, channel.d) * factor,
-                plan,
-            );
-        }
+        from_start(q, g, &halves, &mut query_rows, (batch, head, key_head), start, (row, d), plan);
+        from_start(k, g, &halves, &mut key_rows, (batch, head, key_head), start, (row, d), plan);
         sync_cube();
 
-        for n in range_stepped(plane(plan), comptime!(rows / TILE * plan.value_tiles), planes) {
-            let tile = (n / plan.value_tiles, n % plan.value_tiles);
-            let place = tile.0 * comptime!(TILE * stride) + tile.1 * TILE;
-            let inner = (0usize.runtime(), plan.key_tiles.runtime());
-            tile_product(&key_rows, &state_rows, tile, inner, &mut work, place, stride, Layout::PLAIN, plan);
-            tile_product(&query_rows, &state_rows, tile, inner, &mut out, place, stride, Layout::PLAIN, plan);
-        }
+        let tiles = comptime!((rows / TILE, plan.value_tiles, plan.key_tiles));
+        product(&key_rows, &state_rows, &mut work, stride, tiles, Layout::PLAIN, plan);
+        product(&query_rows, &state_rows, &mut out, stride, tiles, Layout::PLAIN, plan);
         sync_cube();
 
-        // The errors, and `k exp(G_C - G)`.
+        // The errors.
         for n in range_stepped(unit, comptime!(rows * values), units) {
             let (t, e) = (n / values, n % values);
             let mut x = 0.0f32;
@@ -138,26 +111,11 @@ pub(in crate::kernel) fn chunk_scan_kernel<X: Float, G: Float, B: Float, E: Floa
             }
             write_rows.put(t, e, x, plan);
         }
-        let mut after = select(channel.first == 0, halves[comptime!(keys) + channel.d], 0.0f32);
-        #[unroll(plan.tensor_cores)]
-        for n in 0..comptime!(plan.half()) {
-            let r = plan.half() - 1 - n;
-            key_rows.put(
-                channel.first + r,
-                channel.d,
-                element_of(k, batch, key_head, start + channel.first + r, channel.d) * decay(after),
-                plan,
-            );
-            after += channel.g[r];
-        }
+        to_end(k, g, &halves, &mut key_rows, (batch, head, key_head), start, (row, d), plan);
         sync_cube();
 
-        for n in range_stepped(plane(plan), comptime!(rows / TILE * plan.value_tiles), planes) {
-            let tile = (n / plan.value_tiles, n % plan.value_tiles);
-            let place = tile.0 * comptime!(TILE * stride) + tile.1 * TILE;
-            let inner = (0usize.runtime(), tile.0 + 1);
-            tile_product(&pairs, &write_rows, tile, inner, &mut work, place, stride, Layout::PLAIN, plan);
-        }
+        let tiles = comptime!((rows / TILE, plan.value_tiles, rows / TILE));
+        product(&pairs, &write_rows, &mut work, stride, tiles, comptime!(Layout::PLAIN.lower()), plan);
         sync_cube();
 
         for n in range_stepped(unit, comptime!(rows * values), units) {
@@ -168,25 +126,15 @@ pub(in crate::kernel) fn chunk_scan_kernel<X: Float, G: Float, B: Float, E: Floa
             pairs.put(n / rows, n % rows, scores[matrices + n], plan);
         }
         for n in range_stepped(unit, comptime!(keys * values), units) {
-            let (d, e) = (n / values, n % values);
-            state[d * stride + e] *= decay(halves[d] + halves[keys + d]);
+            let (c, e) = (n / values, n % values);
+            state[c * stride + e] *= decay(halves[c] + halves[keys + c]);
         }
         sync_cube();
 
-        for n in range_stepped(plane(plan), comptime!(rows / TILE * plan.value_tiles), planes) {
-            let tile = (n / plan.value_tiles, n % plan.value_tiles);
-            let place = tile.0 * comptime!(TILE * stride) + tile.1 * TILE;
-            let inner = (0usize.runtime(), tile.0 + 1);
-            let layout = comptime!(Layout::PLAIN.added());
-            tile_product(&pairs, &write_rows, tile, inner, &mut out, place, stride, layout, plan);
-        }
-        for n in range_stepped(plane(plan), comptime!(plan.key_tiles * plan.value_tiles), planes) {
-            let tile = (n / plan.value_tiles, n % plan.value_tiles);
-            let place = tile.0 * comptime!(TILE * stride) + tile.1 * TILE;
-            let inner = (0usize.runtime(), comptime!(rows / TILE).runtime());
-            let layout = comptime!(Layout::PLAIN.left_transposed().added());
-            tile_product(&key_rows, &write_rows, tile, inner, &mut state, place, stride, layout, plan);
-        }
+        product(&pairs, &write_rows, &mut out, stride, tiles, comptime!(Layout::PLAIN.lower().added()), plan);
+        let tiles = comptime!((plan.key_tiles, plan.value_tiles, rows / TILE));
+        let layout = comptime!(Layout::PLAIN.left_transposed().added());
+        product(&key_rows, &write_rows, &mut state, stride, tiles, layout, plan);
         sync_cube();
 
         for n in range_stepped(unit, comptime!(rows * values), units) {
@@ -196,8 +144,8 @@ pub(in crate::kernel) fn chunk_scan_kernel<X: Float, G: Float, B: Float, E: Floa
             }
         }
         for n in range_stepped(unit, comptime!(keys * values), units) {
-            let (d, e) = (n / values, n % values);
-            state_rows.put(d, e, state[d * stride + e], plan);
+            let (c, e) = (n / values, n % values);
+            state_rows.put(c, e, state[c * stride + e], plan);
         }
     }
     store(&state, final_state, batch, head, first, plan);
@@ -208,9 +156,9 @@ pub(in crate::kernel) fn chunk_scan_kernel<X: Float, G: Float, B: Float, E: Floa
 fn store(state: &Shared<[f32]>, to: &mut Tensor<f32>, a: usize, b: usize, first: usize, #[comptime] plan: ChunkPlan) {
     let values = comptime!(plan.values());
     for n in range_stepped(UNIT_POS as usize, comptime!(plan.keys() * values), comptime!(plan.units())) {
-        let (d, e) = (n / values, n % values);
-        if d < to.shape(2) && first + e < to.shape(3) {
-            write(to, a, b, d, first + e, state[d * comptime!(plan.sum_stride(values)) + e]);
+        let (c, e) = (n / values, n % values);
+        if c < to.shape(2) && first + e < to.shape(3) {
+            write(to, a, b, c, first + e, state[c * comptime!(plan.sum_stride(values)) + e]);
         }
     }
 }

@@ -123,7 +123,7 @@ fn pairs<E: Float>(
     left: &Operand<E>,
     right: &Operand<E>,
     tile: (usize, usize),
-    out: &mut Shared<[f32]>,
+    out: &mut [f32],
     place: usize,
     #[comptime] stride: usize,
     #[comptime] plan: ChunkPlan,
@@ -134,7 +134,7 @@ fn pairs<E: Float>(
 
 /// The rows of one channel in the decays of a level: right rows as they read, left keys as they are read.
 #[cube]
-fn level_rows<E: Float>(
+pub(super) fn level_rows<E: Float>(
     queries: &Array<f32>,
     keys: &Array<f32>,
     channel: &Channel,

@@ -1,0 +1,122 @@
+//! The backward pass on tensor cores: three launches, as [`gradients`](crate::kernel::gradients) has them.
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::ops::numeric::empty_device_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::prelude::*;
+
+use super::back::{SumsOf, chunk_back_kernel};
+use super::inputs::chunk_inputs_kernel;
+use super::scores;
+use crate::functions::Dims;
+use crate::kernel::element::dtypes;
+use crate::kernel::gradients::Gradients;
+use crate::kernel::plan::ChunkPlan;
+use crate::ops::WantedGradients;
+use crate::plain::SEGMENT_TOKENS;
+
+/// As [`gradients`](crate::kernel::gradients::gradients).
+#[allow(clippy::too_many_arguments)]
+pub(in crate::kernel) fn chunked_gradients(
+    dims: Dims,
+    [q, k, v, g, beta]: [CubeTensor; 5],
+    initial_state: Option<CubeTensor>,
+    kept: Option<CubeTensor>,
+    [d_o, d_final_state]: [Option<CubeTensor>; 2],
+    scale: f64,
+    wanted: WantedGradients,
+    plan: ChunkPlan,
+) -> Gradients {
+    let Dims { batch, time, heads, value_heads, key_dim, value_dim } = dims;
+    let client = q.client.clone();
+    let device = q.device.clone();
+    let [x, g_dtype, beta_dtype] = [q.dtype, g.dtype, beta.dtype];
+    let dtypes = {
+        let [x, g, beta] = dtypes(x, g_dtype, beta_dtype);
+        [x, g, beta, plan.number()]
+    };
+    let empty =
+        |shape: [usize; 4], dtype| empty_device_dtype(client.clone(), device.clone(), Shape::from(shape), dtype);
+    let launch = |cubes: usize| {
+        let dim = CubeDim::new_1d(plan.units() as u32);
+        (calculate_cube_count_elemwise(&client, cubes * plan.units(), dim), dim)
+    };
+    let address = |tensors: &[&CubeTensor]| tensors.iter().map(|x| x.required_address_type()).max().expect("a tensor");
+
+    let scores = scores(dims, [&q, &k, &g, &beta], true, plan);
+    let [scratch, sums] = buffers(dims, &plan).map(|shape| empty(shape, DType::F32));
+    let d_v = wanted.v.then(|| empty([batch, time, value_heads, value_dim], x));
+    let d_initial_state = wanted.initial_state.then(|| empty([batch, value_heads, key_dim, value_dim], DType::F32));
+    let some: Vec<_> = [&q, &k, &v, &g, &beta, &scores, &scratch, &sums]
+        .into_iter()
+        .chain(&initial_state)
+        .chain(&kept)
+        .chain(&d_o)
+        .chain(&d_final_state)
+        .collect();
+    let (count, dim) = launch(plan.cubes(dims));
+    chunk_back_kernel::launch(
+        &client,
+        count,
+        dim,
+        address(&some),
+        q.clone().into_tensor_arg(),
+        k.clone().into_tensor_arg(),
+        v.into_tensor_arg(),
+        g.clone().into_tensor_arg(),
+        beta.into_tensor_arg(),
+        scores.into_tensor_arg(),
+        initial_state.map(CubeTensor::into_tensor_arg).into(),
+        kept.map(CubeTensor::into_tensor_arg).into(),
+        d_o.map(CubeTensor::into_tensor_arg).into(),
+        d_final_state.map(CubeTensor::into_tensor_arg).into(),
+        scratch.into_tensor_arg(),
+        sums.clone().into_tensor_arg(),
+        d_v.clone().map(CubeTensor::into_tensor_arg).into(),
+        d_initial_state.clone().map(CubeTensor::into_tensor_arg).into(),
+        scale as f32,
+        plan,
+        dtypes,
+    );
+
+    let d_q = wanted.q.then(|| empty([batch, time, heads, key_dim], x));
+    let d_k = wanted.k.then(|| empty([batch, time, heads, key_dim], x));
+    let d_g = wanted.g.then(|| empty([batch, time, value_heads, key_dim], g_dtype));
+    let d_beta = wanted.beta.then(|| {
+        empty_device_dtype(client.clone(), device.clone(), Shape::from([batch, time, value_heads]), beta_dtype)
+    });
+    if wanted.q || wanted.k || wanted.g || wanted.beta {
+        let (count, dim) = launch(batch * heads * time.div_ceil(plan.rows));
+        chunk_inputs_kernel::launch(
+            &client,
+            count,
+            dim,
+            address(&[&q, &k, &g, &sums]),
+            q.into_tensor_arg(),
+            k.into_tensor_arg(),
+            g.into_tensor_arg(),
+            sums.into_tensor_arg(),
+            d_q.clone().map(CubeTensor::into_tensor_arg).into(),
+            d_k.clone().map(CubeTensor::into_tensor_arg).into(),
+            d_g.clone().map(CubeTensor::into_tensor_arg).into(),
+            d_beta.clone().map(CubeTensor::into_tensor_arg).into(),
+            plan,
+            dtypes,
+        );
+    }
+    Gradients { q: d_q, k: d_k, v: d_v, g: d_g, beta: d_beta, initial_state: d_initial_state }
+}
+
+/// What the scan keeps of one segment of each cube and the cotangent of its state; and what it leaves of every chunk.
+fn buffers(dims: Dims, plan: &ChunkPlan) -> [[usize; 4]; 2] {
+    let (keys, values) = (plan.keys(), plan.values());
+    let segment = SEGMENT_TOKENS / plan.rows * (keys + 2 * plan.rows) * values;
+    let (cubes, chunks) = (plan.cubes(dims), dims.time.div_ceil(plan.rows));
+    [[cubes, segment + keys * values, 1, 1], [cubes / dims.lanes(), dims.lanes(), chunks, SumsOf::new(*plan).len]]
+}
+
+/// Numbers in the larger of them.
+pub(in crate::kernel) fn largest_chunk_buffer(dims: Dims, plan: &ChunkPlan) -> usize {
+    buffers(dims, plan).map(|shape| shape.iter().product()).into_iter().max().unwrap_or(0)
+}
