@@ -106,22 +106,23 @@ fn imitates() -> bool {
     std::env::var_os(CORES).is_some_and(|value| value == "imitated")
 }
 
-/// The device, in a process where its units imitate tensor cores.
-fn imitating(test: &str) -> Option<Device> {
-    let (name, device) = devices().remove(0);
-    if !name.contains("Cube") {
-        return None;
-    }
-    if imitates() {
-        return Some(device);
-    }
+/// Runs the tests that begin with `imitated` in processes where the units of the device imitate tensor cores; launches
+/// are counted where nothing else runs.
+#[test]
+fn tensor_cores() {
     let tests = std::env::current_exe().expect("the test binary");
-    let output = Command::new(tests).args(["--exact", test, "--nocapture"]).env(CORES, "imitated").output();
-    let output = output.expect("runs");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    println!("{text}");
-    None
+    for filter in ["half::imitated", "launches::imitated"] {
+        let output = Command::new(&tests).args([filter, "--nocapture"]).env(CORES, "imitated").output().expect("runs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        println!("{text}");
+    }
+}
+
+/// The device, in the process where its units imitate tensor cores.
+pub fn imitating() -> Option<Device> {
+    let (name, device) = devices().remove(0);
+    (imitates() && name.contains("Cube")).then_some(device)
 }
 
 /// Output, final state and gradients of the chunk form, in calls that end at `bounds`.
@@ -143,8 +144,8 @@ fn check(problem: &Problem, device: &Device, bounds: &[usize], report: &mut Repo
 }
 
 #[test]
-fn tensor_cores_in_every_regime() {
-    let Some(device) = imitating("half::tensor_cores_in_every_regime") else { return };
+fn imitated_in_every_regime() {
+    let Some(device) = imitating() else { return };
     let mut report = Report::new("tensor cores");
     for decay in Decay::ALL {
         for (keys, strength) in [
@@ -162,14 +163,12 @@ fn tensor_cores_in_every_regime() {
 
 /// Heads of several tiles, parts of tiles, chunks of 16 and 32 rows, lengths that are not a multiple, several segments.
 #[test]
-fn tensor_cores_at_every_size() {
-    let Some(device) = imitating("half::tensor_cores_at_every_size") else { return };
+fn imitated_at_every_size() {
+    let Some(device) = imitating() else { return };
     let mut report = Report::new("tensor cores");
-    for (key_dim, value_dim, time) in [(16, 64, 300), (31, 17, 64), (32, 40, 33), (5, 3, 32), (16, 15, 65)] {
-        for (batch, heads, group, state) in [(1, 1, 1, false), (2, 2, 3, true)] {
-            let recipe = Recipe { batch, heads, group, time, key_dim, value_dim, state, ..Recipe::default() };
-            check(&recipe.problem(), &device, &[0, time], &mut report);
-        }
+    for (key_dim, value_dim, time, group) in [(16, 40, 300, 1), (31, 17, 64, 3), (5, 3, 33, 2)] {
+        let recipe = Recipe { batch: 3, group, time, key_dim, value_dim, state: group > 1, ..Recipe::default() };
+        check(&recipe.problem(), &device, &[0, time], &mut report);
     }
     let recipe = Recipe { time: 110, key_dim: 16, value_dim: 20, decay: Decay::Uniform, ..Recipe::default() };
     check(&recipe.problem(), &device, &[0, 50, 51, 110], &mut report);
@@ -180,8 +179,8 @@ fn tensor_cores_at_every_size() {
 
 /// To the bit, and again in a second run.
 #[test]
-fn tensor_cores_know_no_batch() {
-    let Some(device) = imitating("half::tensor_cores_know_no_batch") else { return };
+fn imitated_in_a_batch() {
+    let Some(device) = imitating() else { return };
     let recipe = Recipe { time: 70, key_dim: 16, value_dim: 40, ..Recipe::default() };
     let (alone, many) = (recipe.problem(), recipe.problem().repeated(5));
     let run = |problem: &Problem| problem.run(Form::Chunk(64), problem.constants(&device, DType::F32));

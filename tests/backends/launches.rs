@@ -8,9 +8,10 @@ use burn::tensor::{DType, Device};
 use burn_kda::{KdaOps, KdaTensors, MaybeTensor, WantedGradients};
 use cubecl::logging::{LaunchObservation, LaunchObserver};
 
-use crate::common::operator::{Form, Tensors};
+use crate::common::operator::{Form, Problem, Tensors};
 use crate::common::platform::devices;
 use crate::common::recipe::Recipe;
+use crate::half::imitating;
 
 /// The kernels that the process launches.
 #[derive(Default)]
@@ -30,6 +31,24 @@ fn launches(run: impl FnOnce()) -> Vec<&'static str> {
     launches.0.lock().unwrap().clone()
 }
 
+/// As a call in half precision is on tensor cores, here by imitation.
+#[test]
+fn imitated_calls_are_two_launches_and_backward_passes_three() {
+    if let Some(device) = imitating() {
+        for (time, again) in [(32, false), (300, true)] {
+            let problem = Recipe { time, key_dim: 16, value_dim: 40, ..Recipe::default() }.problem();
+            let forward = ["chunk_scores_kernel", "chunk_scan_kernel"];
+            let tensors = problem.constants(&device, DType::F32);
+            check(&device, &forward, || drop(problem.run(Form::Chunk(64), tensors)));
+            let mut expected = vec!["chunk_scores_kernel", "chunk_back_kernel", "chunk_inputs_kernel"];
+            if again {
+                expected.splice(0..0, forward);
+            }
+            check(&device, &expected, backward(&problem, &device));
+        }
+    }
+}
+
 /// The CubeCL device under test, in a process where no other test launches anything: with fusion, kernels come from
 /// another thread than the one that asks for them.
 fn alone(test: &str) -> Option<Device> {
@@ -47,6 +66,37 @@ fn alone(test: &str) -> Option<Device> {
     None
 }
 
+/// That `run` launches the `expected` kernels.
+fn check(device: &Device, expected: &[&str], run: impl FnOnce()) {
+    device.sync().expect("the inputs arrive");
+    let kernels = launches(|| {
+        run();
+        device.sync().expect("the kernels run");
+    });
+    assert_eq!(kernels.len(), expected.len(), "{kernels:?}");
+    assert!(kernels.iter().zip(expected).all(|(got, want)| got.contains(&format!("{want}::"))), "{kernels:?}");
+}
+
+/// All gradients, without the states that a forward pass would have kept.
+fn backward(problem: &Problem, device: &Device) -> impl FnOnce() + use<> {
+    let Tensors { input, state } = problem.constants(device, DType::F32);
+    let d_o = problem.d_o.tensor::<4>(device, DType::F32).into_dispatch();
+    let inputs = KdaTensors {
+        q: input.q.into_dispatch(),
+        k: input.k.into_dispatch(),
+        v: input.v.into_dispatch(),
+        g: input.g.into_dispatch(),
+        beta: input.beta.into_dispatch(),
+    };
+    let state = MaybeTensor::Some(state.expect("a state").into_dispatch());
+    let wanted = WantedGradients { q: true, k: true, v: true, g: true, beta: true, initial_state: true };
+    move || {
+        let none = MaybeTensor::None;
+        let d_o = MaybeTensor::Some(d_o);
+        <Dispatch as KdaOps>::kda_backward(inputs, state, none.clone(), d_o, none, 1.0, 64, wanted);
+    }
+}
+
 /// Any number of tokens, and heads of any size.
 #[test]
 fn a_call_is_one_launch() {
@@ -55,13 +105,7 @@ fn a_call_is_one_launch() {
             let problem = Recipe { time, key_dim, value_dim, ..Recipe::default() }.problem();
             for form in [Form::Chunk(64), Form::Recurrent] {
                 let tensors = problem.constants(&device, DType::F32);
-                device.sync().expect("the inputs arrive");
-                let kernels = launches(|| {
-                    problem.run(form, tensors);
-                    device.sync().expect("the kernel runs");
-                });
-                assert_eq!(kernels.len(), 1, "{form:?}: {kernels:?}");
-                assert!(kernels[0].contains("recurrent_kernel"), "{form:?}: {kernels:?}");
+                check(&device, &["recurrent_kernel"], || drop(problem.run(form, tensors)));
             }
         }
     }
@@ -73,30 +117,11 @@ fn a_backward_pass_is_three_launches() {
     if let Some(device) = alone("launches::a_backward_pass_is_three_launches") {
         for (time, again) in [(1, false), (100, false), (300, true)] {
             let problem = Recipe { time, key_dim: 24, value_dim: 65, ..Recipe::default() }.problem();
-            let Tensors { input, state } = problem.constants(&device, DType::F32);
-            let d_o = problem.d_o.tensor::<4>(&device, DType::F32).into_dispatch();
-            let inputs = KdaTensors {
-                q: input.q.into_dispatch(),
-                k: input.k.into_dispatch(),
-                v: input.v.into_dispatch(),
-                g: input.g.into_dispatch(),
-                beta: input.beta.into_dispatch(),
-            };
-            let state = MaybeTensor::Some(state.expect("a state").into_dispatch());
-            let wanted = WantedGradients { q: true, k: true, v: true, g: true, beta: true, initial_state: true };
-            device.sync().expect("the inputs arrive");
-            let kernels = launches(|| {
-                let none = MaybeTensor::None;
-                let d_o = MaybeTensor::Some(d_o);
-                <Dispatch as KdaOps>::kda_backward(inputs, state, none.clone(), d_o, none, 1.0, 64, wanted);
-                device.sync().expect("the kernels run");
-            });
             let mut expected = vec!["scores_kernel", "scan_kernel", "inputs_kernel"];
             if again {
                 expected.insert(0, "recurrent_kernel");
             }
-            assert_eq!(kernels.len(), expected.len(), "{kernels:?}");
-            assert!(kernels.iter().zip(expected).all(|(got, want)| got.contains(want)), "{kernels:?}");
+            check(&device, &expected, backward(&problem, &device));
         }
     }
 }

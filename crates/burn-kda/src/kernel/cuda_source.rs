@@ -21,14 +21,15 @@ use cubecl_cpp::register_supported_types;
 use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures, register_wmma_features};
 use cubecl_cpp::target::Cuda;
 
+use super::chunk::back::chunk_back_kernel::ChunkBackKernel;
+use super::chunk::inputs::chunk_inputs_kernel::ChunkInputsKernel;
 use super::chunk::scan::chunk_scan_kernel::ChunkScanKernel;
 use super::chunk::scores::chunk_scores_kernel::ChunkScoresKernel;
 use super::gradients::inputs::inputs_kernel::InputsKernel;
 use super::gradients::scan::scan_kernel::ScanKernel;
 use super::gradients::scores::scores_kernel::ScoresKernel;
-use super::plan::ChunkPlan;
+use super::plan::{ChunkPlan, Plan, ScanPlan};
 use super::recurrent::recurrent_kernel::RecurrentKernel;
-use super::{Plan, ScanPlan};
 use crate::functions::Dims;
 
 /// Of an A100 and an H200: what NVRTC calls them, and shared memory of a cube in KiB.
@@ -85,9 +86,8 @@ fn sources(properties: Arc<DeviceProperties>, heads: (usize, usize), float: Floa
     let dims = Dims { batch: 1, time: 8192, heads: 64, value_heads: 64, key_dim, value_dim };
     let plan = Plan::new(dims, &properties).expect("a plan");
     let scan = ScanPlan::new(dims, &properties).expect("a plan");
-    let chunk = ChunkPlan::new(dims, &properties, true).filter(|_| float != FloatKind::F32);
     let settings = |units: usize| {
-        KernelSettings::new(Dim3 { x: units as u32, y: 1, z: 1 }, ExecutionMode::Checked, AddressType::U64)
+        KernelSettings::new(Dim3 { x: units as u32, y: 1, z: 1 }, ExecutionMode::Checked, AddressType::U32)
     };
     let mut launcher = KernelLauncher::new(settings(32));
     let meta = TensorMeta::register(TensorMetaLaunch::new(1, 4), &mut launcher);
@@ -115,11 +115,19 @@ fn sources(properties: Arc<DeviceProperties>, heads: (usize, usize), float: Floa
             kernel!("inputs", InputsKernel, key_dim, [_ _ _ _ ? ? ? ?], key_dim, dtypes),
         ]);
     }
-    if let Some(plan) = chunk {
+    if float != FloatKind::F32 {
+        let [plan, back] = [ChunkPlan::forward(dims, &properties, true), ChunkPlan::backward(dims, &properties, true)];
+        let (Some(plan), Some(back)) = (plan, back) else {
+            assert!(key_dim > 128, "no plan for tensor cores");
+            return sources;
+        };
         let dtypes = [dtypes[0], f32, f32, plan.number()];
         sources.extend([
-            kernel!("chunk_scores", ChunkScoresKernel, plan.units(), [_ _ _ _ _], true, plan, dtypes),
+            kernel!("chunk_scores", ChunkScoresKernel, plan.units(), [_ _ _ _ _], false, plan, dtypes),
             kernel!("chunk_scan", ChunkScanKernel, plan.units(), [_ _ _ _ _ _ ? _ _ ?], scale, plan, dtypes),
+            kernel!("chunk_scores_back", ChunkScoresKernel, back.units(), [_ _ _ _ _], true, back, dtypes),
+            kernel!("chunk_back", ChunkBackKernel, back.units(), [_ _ _ _ _ _ ? ? ? ? _ _ ? ?], scale, back, dtypes),
+            kernel!("chunk_inputs", ChunkInputsKernel, back.units(), [_ _ _ _ ? ? ? ?], back, dtypes),
         ]);
     }
     sources

@@ -201,7 +201,7 @@ impl ChunkPlan {
     /// Units that a tensor core works for.
     const PLANE: usize = 32;
 
-    /// Units of a cube, but for chunks of one tile, which need few registers.
+    /// Units of a cube at most: with more, each has too few registers. So key dims up to 128 have tensor cores.
     const UNITS: usize = 256;
 
     /// Buffers of a launch, with the one that carries shapes and strides.
@@ -233,8 +233,7 @@ impl ChunkPlan {
         let has_cores = planes == [Self::PLANE; 2] && properties.features.matmul.cmma.contains(&Self::instruction());
         let enough = hardware.num_streaming_multiprocessors.map_or(1, |count| count as usize);
         let fits = |plan: &Self| {
-            let units = if plan.rows == TILE { most_units(hardware) } else { Self::UNITS.min(most_units(hardware)) };
-            (plan.rows..=units).contains(&plan.units())
+            (plan.rows..=Self::UNITS.min(most_units(hardware))).contains(&plan.units())
                 && shared_bytes(plan) <= hardware.max_shared_memory_size
                 && dims.lanes() * dims.time.div_ceil(plan.rows) <= most_cubes(hardware)
                 && plan.cubes(dims) <= most_cubes(hardware)
@@ -338,7 +337,7 @@ impl ChunkPlan {
     fn inputs_bytes(&self) -> usize {
         let (rows, keys) = (self.rows, self.keys());
         let operands = 2 * self.operand(rows, keys) + 2 * self.operand(rows, rows);
-        (operands + 2 * self.sums(rows, keys) + 2 * self.sums(rows, rows) + 6 * keys) * size_of::<f32>()
+        (operands + 2 * self.sums(rows, keys) + rows * (2 * rows + keys) + 4 * keys) * size_of::<f32>()
     }
 
     /// Words of a matrix of sums and of an operand, two halves to a word.

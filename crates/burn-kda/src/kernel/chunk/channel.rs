@@ -104,8 +104,7 @@ pub(in crate::kernel) fn from_start<X: Float, G: Float, E: Float>(
     let (batch, head, key_head) = heads;
     let (row, d) = place;
     let mut sum = select(row == 0, 0.0f32, halves[d]);
-    for n in 0..comptime!(plan.half()) {
-        let r = row + n;
+    for r in row..row + plan.half() {
         sum += element_of(g, batch, head, start + r, d);
         to.put(r, d, element_of(x, batch, key_head, start + r, d) * decay(sum), plan);
     }

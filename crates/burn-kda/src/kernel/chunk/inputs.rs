@@ -46,6 +46,7 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
     let mut qk = Operand::<E>::new(rows, rows, plan);
     let mut kk = Operand::<E>::new(rows, rows, plan);
     let stride = comptime!(plan.sum_stride(keys));
+    // Of a right row by its query; when a unit has taken that up, of any row by its decay.
     let mut of_query = Shared::<[f32]>::new_aligned_slice(comptime!(rows * stride), ALIGNMENT);
     let mut of_key = Shared::<[f32]>::new_aligned_slice(comptime!(rows * stride), ALIGNMENT);
     let mut d_qk = Shared::<[f32]>::new_slice(comptime!(rows * rows));
@@ -58,9 +59,8 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
     let keys_here = rows_of(k, batch, key_head, start + first, d, plan);
     let mut by_query = Array::<f32>::new(half);
     let mut by_key = Array::<f32>::new(half);
-    let mut by_decay = Array::<f32>::new(half);
-    // Of one row, by way of its own decay.
-    let mut of_row = Array::<f32>::new(half);
+    // Each number of it is one unit's.
+    let mut by_decay = Shared::<[f32]>::new_slice(comptime!(rows * keys));
     #[unroll(plan.tensor_cores)]
     for r in 0..half {
         by_query[r] = 0.0f32;
@@ -97,15 +97,15 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
             let y = factor * over_parts(sums, at + of.k, parts, part_size);
             by_query[r] += x;
             by_key[r] += y;
-            of_row[r] = x * queries[r] + y * keys_here[r];
+            of_query[(first + r) * stride + d] = x * queries[r] + y * keys_here[r];
         }
         let mut later = over_parts(sums, from + of.decay + d, parts, part_size);
         let whole = later;
         #[unroll(plan.tensor_cores)]
         for n in 0..half {
             let r = half - 1 - n;
-            later += of_row[r];
-            by_decay[r] = later;
+            later += of_query[(first + r) * stride + d];
+            by_decay[(first + r) * keys + d] = later;
         }
         // By way of `k exp(G_C - G)`: the decays after its row.
         sum = select(first == 0, halves[keys + d], 0.0f32);
@@ -114,14 +114,14 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
             let r = half - 1 - n;
             let x = decay(sum) * over_parts(sums, from + of.k_to_end + (first + r) * keys + d, parts, part_size);
             by_key[r] += x;
-            of_row[r] = x * keys_here[r];
+            of_query[(first + r) * stride + d] = x * keys_here[r];
             sum += channel.g[r];
         }
         let mut earlier = 0.0f32;
         #[unroll(plan.tensor_cores)]
         for r in 0..half {
-            by_decay[r] += earlier;
-            earlier += of_row[r];
+            by_decay[(first + r) * keys + d] += earlier;
+            earlier += of_query[(first + r) * stride + d];
         }
         across[unit] = select(first == 0, earlier, later - whole);
         sync_cube();
@@ -129,7 +129,7 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
         #[unroll(plan.tensor_cores)]
         for r in 0..half {
             let on_diagonal = d_qk[(first + r) * rows + first + r];
-            by_decay[r] += from_other_half;
+            by_decay[(first + r) * keys + d] += from_other_half;
             by_query[r] += on_diagonal * keys_here[r];
             by_key[r] += on_diagonal * queries[r];
         }
@@ -164,7 +164,7 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
                 if (row >> level) & 1 == 0 {
                     let x = of_key[row * stride + d] * decay(sum);
                     by_key[r] += x;
-                    of_row[r] = x * keys_here[r];
+                    of_query[(first + r) * stride + d] = x * keys_here[r];
                 }
                 sum += channel.g[r];
             }
@@ -176,15 +176,15 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
                 sum = select(begins, channel.g[r], sum + channel.g[r]);
                 earlier = select(begins, 0.0f32, earlier);
                 if (row >> level) & 1 == 0 {
-                    by_decay[r] += earlier;
-                    earlier += of_row[r];
+                    by_decay[(first + r) * keys + d] += earlier;
+                    earlier += of_query[(first + r) * stride + d];
                 } else {
                     let factor = decay(sum);
                     let x = of_query[row * stride + d] * factor;
                     let y = of_key[row * stride + d] * factor;
                     by_query[r] += x;
                     by_key[r] += y;
-                    of_row[r] = x * queries[r] + y * keys_here[r];
+                    of_query[(first + r) * stride + d] = x * queries[r] + y * keys_here[r];
                 }
             }
             let mut later = 0.0f32;
@@ -192,9 +192,13 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
             for n in 0..half {
                 let r = half - 1 - n;
                 let row = first + r;
-                later = select((row + 1) & (size - 1) == 0, of_row[r], later + of_row[r]);
+                later = select(
+                    (row + 1) & (size - 1) == 0,
+                    of_query[(first + r) * stride + d],
+                    later + of_query[(first + r) * stride + d],
+                );
                 if (row >> level) & 1 == 1 {
-                    by_decay[r] += later;
+                    by_decay[(first + r) * keys + d] += later;
                 }
             }
             sync_cube();
@@ -202,7 +206,13 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
 
         #[comptime]
         match &mut d_g {
-            ComptimeOption::Some(d_g) => write_rows(&by_decay, d_g, batch, start + first, head, d, plan),
+            ComptimeOption::Some(d_g) => {
+                for r in first..first + half {
+                    if start + r < time && d < d_g.shape(3) {
+                        write(d_g, batch, start + r, head, d, by_decay[r * keys + d]);
+                    }
+                }
+            }
             ComptimeOption::None => {}
         }
         #[comptime]
