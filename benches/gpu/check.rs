@@ -9,15 +9,18 @@ use super::common::{Shape, input};
 const SHAPES: [Shape; 3] = [(2, 37, 3, 20, 33), (1, 300, 2, 64, 64), (1, 150, 2, 128, 128)];
 
 /// Relative RMS errors of output, final state and gradients.
-pub fn errors(device: &Device) -> Vec<(Shape, &'static str, f64)> {
-    SHAPES.into_iter().flat_map(|shape| of_shape(shape, device)).collect()
+pub fn errors(device: &Device, dtype: DType) -> Vec<(Shape, &'static str, f64)> {
+    SHAPES.into_iter().flat_map(|shape| of_shape(shape, device, dtype)).collect()
 }
 
-fn of_shape(shape: Shape, device: &Device) -> Vec<(Shape, &'static str, f64)> {
+fn of_shape(shape: Shape, device: &Device, dtype: DType) -> Vec<(Shape, &'static str, f64)> {
     let cpu = Device::flex();
-    let input = input(shape, &cpu);
+    // Numbers that `dtype` has, so that the inputs are the same on both sides.
+    let rounded = |x: Tensor<4>| Tensor::from_data(x.into_data().convert_dtype(dtype), (&cpu, DType::F32));
+    let KdaInput { q, k, v, g, beta } = input(shape, &cpu);
+    let input = KdaInput { q: rounded(q), k: rounded(k), v: rounded(v), g, beta };
     let want = results(input.clone(), &cpu.autodiff(), DType::F64, recurrent_kda);
-    let got = results(input, &device.clone().autodiff(), DType::F32, chunk_kda);
+    let got = results(input, &device.clone().autodiff(), dtype, chunk_kda);
     let names = ["o", "final state", "dq", "dk", "dv", "dg", "dbeta"];
     names.into_iter().zip(got.iter().zip(&want)).map(|(name, (got, want))| (shape, name, error(got, want))).collect()
 }
@@ -28,12 +31,15 @@ fn results(
     dtype: DType,
     form: fn(KdaInput, KdaOptions) -> burn_kda::KdaOutput,
 ) -> Vec<Vec<f64>> {
-    let leaf =
-        |x: Tensor<4>| Tensor::<4>::from_data(x.into_data().convert_dtype(dtype), (device, dtype)).require_grad();
-    let beta = Tensor::<3>::from_data(input.beta.into_data().convert_dtype(dtype), (device, dtype)).require_grad();
-    let leaves = KdaInput { q: leaf(input.q), k: leaf(input.k), v: leaf(input.v), g: leaf(input.g), beta };
+    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let leaf = |x: Tensor<4>, dtype| {
+        Tensor::<4>::from_data(x.into_data().convert_dtype(dtype), (device, dtype)).require_grad()
+    };
+    let beta = Tensor::<3>::from_data(input.beta.into_data().convert_dtype(wide), (device, wide)).require_grad();
+    let [q, k, v] = [input.q, input.k, input.v].map(|x| leaf(x, dtype));
+    let leaves = KdaInput { q, k, v, g: leaf(input.g, wide), beta };
     let output = form(leaves.clone(), KdaOptions::default());
-    let gradients = (output.o.clone().powf_scalar(2.0).sum() + output.final_state.clone().sum()).backward();
+    let gradients = (output.o.clone().cast(wide).powf_scalar(2.0).sum() + output.final_state.clone().sum()).backward();
     let of = |x: &Tensor<4>| values(x.grad(&gradients).expect("a gradient"));
     let KdaInput { q, k, v, g, beta } = &leaves;
     let mut all = vec![values(output.o), values(output.final_state), of(q), of(k), of(v), of(g)];

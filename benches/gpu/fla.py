@@ -38,10 +38,10 @@ def median(run, calls=1):
 
 
 def main():
-    print("batch,time,heads,key_dim,value_dim,pass,ms,dtype")
+    print("batch,time,heads,key_dim,value_dim,dtype,pass,ms")
     for shape in SHAPES:
-        for dtype in (torch.bfloat16, torch.float32):
-            row = lambda name, ms: print(*shape, name, ms, str(dtype).removeprefix("torch."), sep=",", flush=True)
+        for name, dtype in {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}.items():
+            row = lambda what, ms: print(*shape, name, what, ms, sep=",", flush=True)
             tensors = inputs(shape, dtype)
             if shape[1] == 1:
                 batch, _, heads, key_dim, value_dim = shape

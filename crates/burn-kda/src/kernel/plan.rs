@@ -231,7 +231,8 @@ impl ChunkPlan {
         let hardware = &properties.hardware;
         let planes = [hardware.plane_size_min, hardware.plane_size_max].map(|size| size as usize);
         let has_cores = planes == [Self::PLANE; 2] && properties.features.matmul.cmma.contains(&Self::instruction());
-        let enough = hardware.num_streaming_multiprocessors.map_or(1, |count| count as usize);
+        // A multiprocessor has room for one cube or two: wide cubes on most of them beat narrow ones in a second turn.
+        let enough = hardware.num_streaming_multiprocessors.map_or(1, |count| count as usize * 3 / 4);
         let fits = |plan: &Self| {
             (plan.rows..=Self::UNITS.min(most_units(hardware))).contains(&plan.units())
                 && shared_bytes(plan) <= hardware.max_shared_memory_size
