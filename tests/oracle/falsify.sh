@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Proves that kda_oracle can fail: breaks a scratch copy of the crate in one place after the other and runs the suite.
+# The kernels for accelerators are broken under tests/backends.rs instead, on a Vulkan device in software.
 # Prints `red` or `SURVIVED` for each mutant; a survivor is a missing test, and the exit status is 1. A mutant is red
 # if a test fails that does not fail without it.
 # A mutant whose text is not found exactly once, or that does not compile, aborts: it would prove nothing.
@@ -31,6 +32,19 @@ cp -r crates/burn-kda/src unbroken
 
 build() { cargo test --quiet $profile -p burn-kda --test kda_oracle --no-run > build.log 2>&1; }
 
+features=${FALSIFY_FEATURES:-std,autodiff,webgpu}
+build_kernels() { .ci/kernels --quiet --features $features --test backends --no-run > build.log 2>&1; }
+
+# The tests of tests/backends.rs that fail, of those named.
+kernels() {
+    .ci/kernels --features $features --test backends -- "$@" > suite.log 2>&1 || true
+    grep -q '^test result: ' suite.log || { cat suite.log >&2; abort "the suite did not run"; }
+    sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' suite.log | sort
+}
+# Both of the chunk form on tensor cores and of the others.
+tensor_cores() { BURN_KDA_TENSOR_CORES=imitated kernels half::imitated; }
+all_dtypes() { kernels regimes packed_sequences long_sequences_do_not_drift strided_inputs; }
+
 # Runs the suite and lists the tests that fail; not the one that is the suite again in other modes.
 suite() {
     cargo test $profile -p burn-kda --test kda_oracle -- --skip the_plain_algorithm > suite.log 2>&1 || true
@@ -38,15 +52,27 @@ suite() {
     sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' suite.log | sort
 }
 
+declare -A already # What fails without a mutant, by the way to run.
+know() {
+    $build || { cat build.log >&2; abort "the crate does not compile as it is"; }
+    already[$run]=$($run)
+    printf 'unbroken  %-45s %s tests fail\n' "($run)" "$(grep -c . <<< "${already[$run]}" || true)"
+}
+
 in_plain() { BURN_KDA_PLAIN=1 "$@"; }
 
 # mutant NAME, then FILE OLD NEW as often as needed; each OLD must occur exactly once in crates/burn-kda/src/FILE.
 # In plain/, the suite runs without the kernels: `BURN_KDA_PLAIN`.
 mutant() {
-    local name=$1 plain=
+    local name=$1 build=build run=suite
     shift
-    if [[ $1 == plain/* ]]; then plain=yes; fi
+    case $1 in
+        plain/*) run="in_plain suite" ;;
+        kernel/chunk/*) build=build_kernels run=tensor_cores ;;
+        kernel/*) build=build_kernels run=all_dtypes ;;
+    esac
     [[ ${#only[@]} -eq 0 || " ${only[*]} " == *" $name "* ]] || return 0
+    [[ -n ${already[$run]+known} ]] || know
     local files=()
     while (($#)); do
         local file=$1
@@ -63,9 +89,9 @@ mutant() {
         files+=("$file")
         shift 3
     done
-    build || { cat build.log >&2; abort "$name does not compile"; }
+    $build || { cat build.log >&2; abort "$name does not compile"; }
     local broken
-    broken=$(${plain:+in_plain} suite | comm -13 <(printf '%s\n' "$already") - | wc -l)
+    broken=$($run | comm -13 <(printf '%s\n' "${already[$run]}") - | wc -l)
     if ((broken == 0)); then
         printf 'SURVIVED  %s\n' "$name"
         survivors=$((survivors + 1))
@@ -75,9 +101,6 @@ mutant() {
     for file in "${files[@]}"; do cp "unbroken/$file" "crates/burn-kda/src/$file"; done # a fresh mtime: cargo builds it again
 }
 
-build || { cat build.log >&2; abort "the crate does not compile as it is"; }
-already=$({ suite; in_plain suite; } | sort -u)
-printf 'unbroken  %-45s %s tests fail\n' "(no mutant)" "$(grep -c . <<< "$already" || true)"
 
 # The gates.
 mutant exp_a_inside_the_softplus gate.rs \
@@ -333,4 +356,69 @@ mutant layer_swaps_query_and_key_states module/kda.rs \
     'Some(ConvState { q: q.state, k: k.state, v: v.state })' 'Some(ConvState { q: k.state, k: q.state, v: v.state })'
 mutant layer_forgets_between_calls module/kda.rs \
     'initial_state: recurrent,' 'initial_state: recurrent.map(|state| state * 0.0),'
+
+# The kernels of accelerators.
+mutant kernel_state_not_decayed kernel/recurrent.rs \
+    'let decayed = power * state[i];' 'let decayed = state[i];'
+mutant kernel_reads_before_the_write kernel/recurrent.rs \
+    'blocks[j] = fma(q, x, blocks[j]);' 'blocks[j] = fma(q, decayed, blocks[j]);'
+mutant kernel_scale_lost kernel/recurrent.rs \
+    'scale * sums[j]' 'sums[j]'
+mutant kernel_decay_rounded_once kernel/recurrent.rs \
+    'let x = decayed + fma(change, decayed, k * written[j]);' \
+    'let x = fma(power + power * change, state[i], k * written[j]) + 0.0f32 * decayed;'
+mutant kernel_heads_interleaved kernel/segment.rs \
+    'let key_head = head / (v.shape(2) / k.shape(2));' 'let key_head = head % k.shape(2);'
+mutant kernel_beta_of_contiguous_heads kernel/element.rs \
+    'head * beta.stride(2)' 'head'
+mutant kernel_decay_of_pairs_misses_a_row kernel/gradients/scores.rs \
+    'for s in j..i {' 'for s in j + 1..i {'
+mutant kernel_dg_without_the_state kernel/gradients/scan.rs \
+    'of_channel[comptime!(3 * ROWS)] += state[j] * (decayed + x);' 'of_channel[comptime!(3 * ROWS)] += 0.0f32 * state[j];'
+mutant kernel_dbeta_times_beta kernel/gradients/scan.rs \
+    '= d_solve * left;' '= d_error * left;'
+mutant kernel_dg_without_the_keys_read kernel/gradients/inputs.rs \
+    'let of_decay = of_query * queries[t] + of_key * keys[t];' 'let of_decay = of_query * queries[t];'
+mutant kernel_dk_without_its_own_token kernel/gradients/inputs.rs \
+    'by_key[j] += on_diagonal * queries[j];' ''
+
+# And for tensor cores.
+mutant chunk_low_parts_lost kernel/chunk/operand.rs \
+    'sum = fma(low_of(a), b_high, sum);' ''
+mutant chunk_tree_does_not_start_again kernel/chunk/scores.rs \
+    'sum = select((row + 1) & (size - 1) == 0, 0.0f32, sum);' ''
+mutant chunk_levels_overlap kernel/chunk/scores.rs \
+    'if (j >> level) & 1 == 0 && i >> level == (j >> level) + 1 {' 'if i >> level == (j >> level) + 1 {'
+mutant chunk_inverse_without_beta kernel/chunk/scores.rs \
+    'work[n] = betas[left + r] * sum;' 'work[n] = sum;'
+mutant chunk_inverse_of_the_diagonal_alone kernel/chunk/scores.rs \
+    'for block in 1..comptime!(rows / TILE) {' 'for block in 1..1usize {'
+mutant chunk_first_half_not_decayed kernel/chunk/channel.rs \
+    'let mut sum = select(row == 0, 0.0f32, halves[d]);' 'let mut sum = 0.0f32 * halves[d];'
+mutant chunk_second_half_not_decayed kernel/chunk/channel.rs \
+    'let mut sum = select(row == 0, halves[comptime!(plan.keys()) + d], 0.0f32);' 'let mut sum = 0.0f32 * halves[d];'
+mutant chunk_state_decayed_by_half kernel/chunk/scan.rs \
+    '*= decay(halves[c] + halves[keys + c]);' '*= decay(halves[c]);'
+mutant chunk_states_kept_in_one_place kernel/chunk/scan.rs \
+    'start / SEGMENT_TOKENS - 1, lane' '0 * start, lane'
+mutant chunk_beta_lost kernel/chunk/scan.rs \
+    '* beta_of(beta, batch, start + j, head);' '* 1.0f32;'
+mutant chunk_d_errors_added kernel/chunk/back.rs \
+    'error_rows.put(t, e, -d_error, plan);' 'error_rows.put(t, e, d_error, plan);'
+mutant chunk_dbeta_of_whole_errors kernel/chunk/back.rs \
+    ' - work[t * stride + e];
+                    sum +=' ';
+                    sum +='
+mutant chunk_state_cotangent_not_parked kernel/chunk/back.rs \
+    'state[n / values * stride + n % values] = scratch[parked + n];' 'state[n / values * stride + n % values] *= 0.0f32;'
+mutant chunk_dg_without_the_state kernel/chunk/back.rs \
+    'of_decay += scratch[here + d * values + e] * state[d * stride + e];' 'of_decay += 0.0f32;'
+mutant chunk_dg_of_its_own_half kernel/chunk/inputs.rs \
+    'across[unit] = select(first == 0, earlier, later - whole);' 'across[unit] = 0.0f32 * (earlier + later + whole);'
+mutant chunk_dk_without_its_own_token kernel/chunk/inputs.rs \
+    'by_key[r] += on_diagonal * queries[r];' ''
+mutant chunk_dk_without_the_queries kernel/chunk/inputs.rs \
+    'product(&qk, &query_rows, &mut of_key, stride, tiles, transposed, plan);' ''
+mutant chunk_sums_of_one_tile kernel/chunk/inputs.rs \
+    'for part in 0..parts {' 'for part in 0..parts.min(1) {'
 ((survivors == 0)) || { echo "$survivors survived"; exit 1; }
