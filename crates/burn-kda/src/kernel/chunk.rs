@@ -17,6 +17,7 @@ pub(super) mod back;
 pub(super) mod channel;
 pub(super) mod gradients;
 pub(super) mod inputs;
+mod matrices;
 pub(super) mod operand;
 pub(super) mod scan;
 pub(super) mod scores;
@@ -30,9 +31,9 @@ use cubecl::prelude::*;
 use scan::chunk_scan_kernel;
 use scores::chunk_scores_kernel;
 
-use super::element::dtypes;
+use super::element::{dtypes, maybe};
 use super::plan::ChunkPlan;
-use super::recurrent::{Outputs, kept_states};
+use super::recurrent::Outputs;
 use crate::functions::Dims;
 
 /// As [`recurrent`](super::recurrent::recurrent).
@@ -44,19 +45,12 @@ pub(super) fn chunked(
     keep_states: bool,
     plan: ChunkPlan,
 ) -> Outputs {
-    let Dims { batch, time, value_heads, key_dim, value_dim, .. } = dims;
     let client = q.client.clone();
-    let empty = |shape: [usize; 4], dtype: DType| {
-        empty_device_dtype(client.clone(), q.device.clone(), Shape::from(shape), dtype)
-    };
-    let o = empty([batch, time, value_heads, value_dim], v.dtype);
-    let final_state = empty([batch, value_heads, key_dim, value_dim], DType::F32);
-    let kept_states = kept_states(time, keep_states);
-    let kept = (kept_states > 0).then(|| empty([kept_states, dims.lanes(), key_dim, value_dim], DType::F32));
-
+    let outputs = Outputs::empty(dims, &v, keep_states);
     let scores = scores(dims, [&q, &k, &g, &beta], false, plan);
     let [x, g_dtype, beta_dtype] = dtypes(q.dtype, g.dtype, beta.dtype);
-    let tensors = [&q, &k, &v, &g, &beta, &o, &scores, &final_state].into_iter().chain(&initial_state).chain(&kept);
+    let Outputs { o, final_state, kept } = &outputs;
+    let tensors = [&q, &k, &v, &g, &beta, o, &scores, final_state].into_iter().chain(&initial_state).chain(kept);
     let address = tensors.map(CubeTensor::required_address_type).max().unwrap_or_default();
     let cube = CubeDim::new_1d(plan.units() as u32);
     chunk_scan_kernel::launch(
@@ -70,15 +64,15 @@ pub(super) fn chunked(
         g.into_tensor_arg(),
         beta.into_tensor_arg(),
         scores.into_tensor_arg(),
-        initial_state.map(CubeTensor::into_tensor_arg).into(),
+        maybe(&initial_state),
         o.clone().into_tensor_arg(),
         final_state.clone().into_tensor_arg(),
-        kept.clone().map(CubeTensor::into_tensor_arg).into(),
+        maybe(kept),
         scale as f32,
         plan,
         [x, g_dtype, beta_dtype, plan.number()],
     );
-    Outputs { o, final_state, kept }
+    outputs
 }
 
 /// `A_qk`, `(I + diag(beta) A_kk)^-1` and, `with_kk`, `A_kk` of every chunk: `[lanes, chunks, 2 or 3, C * C]`.

@@ -1,6 +1,7 @@
 //! Elements of tensors in whatever float dtype they have; the arithmetic is f32.
 
 use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
 
@@ -16,6 +17,11 @@ pub(super) fn dtypes(qkv: DType, g: DType, beta: DType) -> Dtypes {
             _ => unreachable!("the kernels have no plan for {dtype:?}"),
         })
     })
+}
+
+/// A kernel's argument that may be missing.
+pub(super) fn maybe<T: From<Option<TensorArg>>>(tensor: &Option<CubeTensor>) -> T {
+    tensor.clone().map(CubeTensor::into_tensor_arg).into()
 }
 
 #[cube]

@@ -28,7 +28,7 @@ use inputs::inputs_kernel;
 use scan::scan_kernel;
 use scores::scores_kernel;
 
-use super::element::dtypes;
+use super::element::{dtypes, maybe};
 use super::plan::ScanPlan;
 use crate::functions::Dims;
 use crate::ops::WantedGradients;
@@ -57,6 +57,27 @@ pub(crate) struct Gradients {
     pub initial_state: Option<CubeTensor>,
 }
 
+impl Gradients {
+    /// Not yet written.
+    pub fn empty(dims: Dims, [q, g, beta]: [&CubeTensor; 3], wanted: WantedGradients) -> Self {
+        let Dims { batch, time, heads, value_heads, key_dim, value_dim } = dims;
+        let like = |wanted: bool, x: &CubeTensor, shape: &[usize]| {
+            wanted.then(|| empty_device_dtype(x.client.clone(), x.device.clone(), Shape::from(shape), x.dtype))
+        };
+        let initial_state = Shape::from([batch, value_heads, key_dim, value_dim]);
+        Self {
+            q: like(wanted.q, q, &[batch, time, heads, key_dim]),
+            k: like(wanted.k, q, &[batch, time, heads, key_dim]),
+            v: like(wanted.v, q, &[batch, time, value_heads, value_dim]),
+            g: like(wanted.g, g, &[batch, time, value_heads, key_dim]),
+            beta: like(wanted.beta, beta, &[batch, time, value_heads]),
+            initial_state: wanted
+                .initial_state
+                .then(|| empty_device_dtype(q.client.clone(), q.device.clone(), initial_state, DType::F32)),
+        }
+    }
+}
+
 /// From the inputs as [`recurrent`](super::recurrent::recurrent) has them, the states it kept if there are several segments, and the cotangents of output and final state.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn gradients(
@@ -69,15 +90,12 @@ pub(crate) fn gradients(
     wanted: WantedGradients,
     plan: ScanPlan,
 ) -> Gradients {
-    let Dims { batch, time, heads, value_heads, key_dim, value_dim } = dims;
     let client = q.client.clone();
     let device = q.device.clone();
-    let [x, g_dtype, beta_dtype] = [q.dtype, g.dtype, beta.dtype];
-    let dtypes = dtypes(x, g_dtype, beta_dtype);
-    let empty_of =
-        |shape: &[usize], dtype| empty_device_dtype(client.clone(), device.clone(), Shape::from(shape), dtype);
-    let empty = |shape: &[usize]| empty_of(shape, DType::F32);
-    let (lanes, chunks, tiles) = (dims.lanes(), time.div_ceil(ROWS), plan.tiles(dims));
+    let dtypes = dtypes(q.dtype, g.dtype, beta.dtype);
+    let gradients = Gradients::empty(dims, [&q, &g, &beta], wanted);
+    let empty = |shape: &[usize]| empty_device_dtype(client.clone(), device.clone(), Shape::from(shape), DType::F32);
+    let (lanes, chunks, tiles) = (dims.lanes(), dims.time.div_ceil(ROWS), plan.tiles(dims));
     let launch = |cubes: usize, units: usize| {
         let dim = CubeDim::new_1d(units as u32);
         (calculate_cube_count_elemwise(&client, cubes * units, dim), dim)
@@ -96,13 +114,11 @@ pub(crate) fn gradients(
         g.clone().into_tensor_arg(),
         beta.clone().into_tensor_arg(),
         scores.clone().into_tensor_arg(),
-        key_dim,
+        dims.key_dim,
         dtypes,
     );
 
     let [scratch, sums] = buffers(dims, &plan).map(|shape| empty(&shape));
-    let d_v = wanted.v.then(|| empty_of(&[batch, time, value_heads, value_dim], x));
-    let d_initial_state = wanted.initial_state.then(|| empty(&[batch, value_heads, key_dim, value_dim]));
     let some: Vec<_> = [&q, &k, &v, &g, &beta, &scores, &scratch, &sums]
         .into_iter()
         .chain(&initial_state)
@@ -122,25 +138,21 @@ pub(crate) fn gradients(
         g.clone().into_tensor_arg(),
         beta.into_tensor_arg(),
         scores.into_tensor_arg(),
-        initial_state.map(CubeTensor::into_tensor_arg).into(),
-        kept.map(CubeTensor::into_tensor_arg).into(),
-        d_o.map(CubeTensor::into_tensor_arg).into(),
-        d_final_state.map(CubeTensor::into_tensor_arg).into(),
+        maybe(&initial_state),
+        maybe(&kept),
+        maybe(&d_o),
+        maybe(&d_final_state),
         scratch.into_tensor_arg(),
         sums.clone().into_tensor_arg(),
-        d_v.clone().map(CubeTensor::into_tensor_arg).into(),
-        d_initial_state.clone().map(CubeTensor::into_tensor_arg).into(),
+        maybe(&gradients.v),
+        maybe(&gradients.initial_state),
         scale as f32,
         plan,
         dtypes,
     );
 
-    let d_q = wanted.q.then(|| empty_of(&[batch, time, heads, key_dim], x));
-    let d_k = wanted.k.then(|| empty_of(&[batch, time, heads, key_dim], x));
-    let d_g = wanted.g.then(|| empty_of(&[batch, time, value_heads, key_dim], g_dtype));
-    let d_beta = wanted.beta.then(|| empty_of(&[batch, time, value_heads], beta_dtype));
     if wanted.q || wanted.k || wanted.g || wanted.beta {
-        let (count, dim) = launch(batch * heads * chunks, key_dim);
+        let (count, dim) = launch(dims.batch * dims.heads * chunks, dims.key_dim);
         inputs_kernel::launch(
             &client,
             count,
@@ -150,15 +162,15 @@ pub(crate) fn gradients(
             k.into_tensor_arg(),
             g.into_tensor_arg(),
             sums.into_tensor_arg(),
-            d_q.clone().map(CubeTensor::into_tensor_arg).into(),
-            d_k.clone().map(CubeTensor::into_tensor_arg).into(),
-            d_g.clone().map(CubeTensor::into_tensor_arg).into(),
-            d_beta.clone().map(CubeTensor::into_tensor_arg).into(),
-            key_dim,
+            maybe(&gradients.q),
+            maybe(&gradients.k),
+            maybe(&gradients.g),
+            maybe(&gradients.beta),
+            dims.key_dim,
             dtypes,
         );
     }
-    Gradients { q: d_q, k: d_k, v: d_v, g: d_g, beta: d_beta, initial_state: d_initial_state }
+    gradients
 }
 
 /// What the scan keeps of one segment of each cube: the state before each chunk, its errors and its writes; and what it

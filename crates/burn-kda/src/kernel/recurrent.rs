@@ -18,7 +18,7 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::element::{dtypes, read, write};
+use super::element::{dtypes, maybe, read, write};
 use super::plan::Plan;
 use super::segment::Segment;
 use crate::functions::Dims;
@@ -33,6 +33,22 @@ pub(crate) struct Outputs {
     pub kept: Option<CubeTensor>,
 }
 
+impl Outputs {
+    /// Not yet written; the output like `v`.
+    pub fn empty(dims: Dims, v: &CubeTensor, keep_states: bool) -> Self {
+        let Dims { batch, time, value_heads, key_dim, value_dim, .. } = dims;
+        let empty = |shape: [usize; 4], dtype: DType| {
+            empty_device_dtype(v.client.clone(), v.device.clone(), Shape::from(shape), dtype)
+        };
+        let kept = kept_states(time, keep_states);
+        Self {
+            o: empty([batch, time, value_heads, value_dim], v.dtype),
+            final_state: empty([batch, value_heads, key_dim, value_dim], DType::F32),
+            kept: (kept > 0).then(|| empty([kept, dims.lanes(), key_dim, value_dim], DType::F32)),
+        }
+    }
+}
+
 /// From `q`, `k`, `v`, `g`, `beta` and the initial state, as [`KdaInput`](crate::KdaInput) has them, of any strides.
 pub(crate) fn recurrent(
     dims: Dims,
@@ -42,18 +58,12 @@ pub(crate) fn recurrent(
     keep_states: bool,
     plan: Plan,
 ) -> Outputs {
-    let Dims { batch, time, value_heads, key_dim, value_dim, .. } = dims;
     let client = q.client.clone();
-    let empty = |shape: [usize; 4], dtype: DType| {
-        empty_device_dtype(client.clone(), q.device.clone(), Shape::from(shape), dtype)
-    };
     let dtypes = dtypes(q.dtype, g.dtype, beta.dtype);
-    let o = empty([batch, time, value_heads, value_dim], v.dtype);
-    let final_state = empty([batch, value_heads, key_dim, value_dim], DType::F32);
-    let kept_states = kept_states(time, keep_states);
-    let kept = (kept_states > 0).then(|| empty([kept_states, dims.lanes(), key_dim, value_dim], DType::F32));
+    let outputs = Outputs::empty(dims, &v, keep_states);
 
-    let tensors = [&q, &k, &v, &g, &beta, &o, &final_state].into_iter().chain(&initial_state).chain(&kept);
+    let Outputs { o, final_state, kept } = &outputs;
+    let tensors = [&q, &k, &v, &g, &beta, o, final_state].into_iter().chain(&initial_state).chain(kept);
     let address = tensors.map(CubeTensor::required_address_type).max().unwrap_or_default();
     let cube = CubeDim::new_1d(plan.units() as u32);
     recurrent_kernel::launch(
@@ -66,15 +76,15 @@ pub(crate) fn recurrent(
         v.into_tensor_arg(),
         g.into_tensor_arg(),
         beta.into_tensor_arg(),
-        initial_state.map(CubeTensor::into_tensor_arg).into(),
+        maybe(&initial_state),
         o.clone().into_tensor_arg(),
         final_state.clone().into_tensor_arg(),
-        kept.clone().map(CubeTensor::into_tensor_arg).into(),
+        maybe(kept),
         scale as f32,
         plan,
         dtypes,
     );
-    Outputs { o, final_state, kept }
+    outputs
 }
 
 /// Rows whose products are summed up before they join the others, for the rounding.

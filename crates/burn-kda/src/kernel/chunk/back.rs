@@ -4,6 +4,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::channel::{decay, from_start, half_of, place, to_end};
+use super::matrices::{decay_state, put_inverse, put_scores, put_sums, save_sums};
 use super::operand::{ALIGNMENT, Layout, Operand, TILE, product};
 use crate::kernel::element::{beta_of, read, write};
 use crate::kernel::plan::ChunkPlan;
@@ -126,20 +127,11 @@ pub(in crate::kernel) fn chunk_back_kernel<X: Float, G: Float, B: Float, E: Floa
             let start = chunk * rows;
             let matrices = (lane * chunks + chunk) * comptime!(plan.matrices(true) * rows * rows);
             let here = scratch_here + c * scratch_chunk;
-            for n in range_stepped(unit, matrix, units) {
-                let x = state[n / values * stride + n % values];
-                scratch[here + n] = x;
-                state_rows.put(n / values, n % values, x, plan);
-            }
+            save_sums(scratch, here, &state, keys, values, plan);
+            put_sums(&mut state_rows, &state, keys, values, plan);
             halves[unit] = half_of(g, batch, head, start + row, d, plan);
-            for n in range_stepped(unit, comptime!(rows * rows), units) {
-                let (i, j) = (n / rows, n % rows);
-                let mut x = 0.0f32;
-                if start + j < time {
-                    x = scores[matrices + comptime!(rows * rows) + n] * beta_of(beta, batch, start + j, head);
-                }
-                pairs.put(i, j, x, plan);
-            }
+            let inverse = matrices + comptime!(rows * rows);
+            put_inverse(&mut pairs, scores, inverse, beta, (batch, head), start, plan);
             sync_cube();
             from_start(k, g, &halves, &mut key_rows, (batch, head, key_head), start, (row, d), plan);
             sync_cube();
@@ -160,15 +152,9 @@ pub(in crate::kernel) fn chunk_back_kernel<X: Float, G: Float, B: Float, E: Floa
             let tiles = comptime!((rows / TILE, plan.value_tiles, rows / TILE));
             product(&pairs, &write_rows, &mut work, stride, tiles, comptime!(Layout::PLAIN.lower()), plan);
             sync_cube();
-            for n in range_stepped(unit, area, units) {
-                let x = work[n / values * stride + n % values];
-                scratch[here + comptime!(matrix + area) + n] = x;
-                write_rows.put(n / values, n % values, x, plan);
-            }
-            for n in range_stepped(unit, matrix, units) {
-                let (c, e) = (n / values, n % values);
-                state[c * stride + e] *= decay(halves[c] + halves[keys + c]);
-            }
+            save_sums(scratch, here + comptime!(matrix + area), &work, rows, values, plan);
+            put_sums(&mut write_rows, &work, rows, values, plan);
+            decay_state(&mut state, &halves, plan);
             sync_cube();
             let tiles = comptime!((plan.key_tiles, plan.value_tiles, rows / TILE));
             let layout = comptime!(Layout::PLAIN.left_transposed().added());
@@ -189,9 +175,7 @@ pub(in crate::kernel) fn chunk_back_kernel<X: Float, G: Float, B: Float, E: Floa
             let here = scratch_here + c * scratch_chunk;
             let to = sums_here + chunk * comptime!(of.len);
             let end = to + comptime!(of.len);
-            for n in range_stepped(unit, matrix, units) {
-                state_rows.put(n / values, n % values, state[n / values * stride + n % values], plan);
-            }
+            put_sums(&mut state_rows, &state, keys, values, plan);
             for n in range_stepped(unit, area, units) {
                 let (t, e) = (n / values, n % values);
                 let mut x = 0.0f32;
@@ -207,9 +191,7 @@ pub(in crate::kernel) fn chunk_back_kernel<X: Float, G: Float, B: Float, E: Floa
                 read_rows.put(t, e, x, plan);
                 write_rows.put(t, e, scratch[here + comptime!(matrix + area) + n], plan);
             }
-            for n in range_stepped(unit, comptime!(rows * rows), units) {
-                pairs.put(n / rows, n % rows, scores[matrices + n], plan);
-            }
+            put_scores(&mut pairs, scores, matrices, plan);
             halves[unit] = half_of(g, batch, head, start + row, d, plan);
             sync_cube();
             to_end(k, g, &halves, &mut key_rows, (batch, head, key_head), start, (row, d), plan);
@@ -229,12 +211,8 @@ pub(in crate::kernel) fn chunk_back_kernel<X: Float, G: Float, B: Float, E: Floa
             product(&key_rows, &state_rows, &mut work, stride, tiles, comptime!(Layout::PLAIN.added()), plan);
             sync_cube();
 
-            for n in range_stepped(unit, area, units) {
-                error_rows.put(n / values, n % values, work[n / values * stride + n % values], plan);
-            }
-            for n in range_stepped(unit, comptime!(rows * rows), units) {
-                pairs.put(n / rows, n % rows, scores[matrices + comptime!(rows * rows) + n], plan);
-            }
+            put_sums(&mut error_rows, &work, rows, values, plan);
+            put_scores(&mut pairs, scores, matrices + comptime!(rows * rows), plan);
             let mut of_decay = 0.0f32;
             for n in 0..comptime!(values / 2) {
                 let e = unit / keys * comptime!(values / 2) + n;
@@ -272,17 +250,12 @@ pub(in crate::kernel) fn chunk_back_kernel<X: Float, G: Float, B: Float, E: Floa
                 }
                 error_rows.put(t, e, -d_error, plan);
             }
-            for n in range_stepped(unit, comptime!(rows * rows), units) {
-                pairs.put(n / rows, n % rows, scores[matrices + comptime!(2 * rows * rows) + n], plan);
-            }
+            put_scores(&mut pairs, scores, matrices + comptime!(2 * rows * rows), plan);
             for c in range_stepped(unit, keys, units) {
                 let factor = decay(halves[c] + halves[keys + c]);
                 sums[to + of.decay + c] = factor * (by_decay[c] + by_decay[keys + c]);
             }
-            for n in range_stepped(unit, matrix, units) {
-                let (c, e) = (n / values, n % values);
-                state[c * stride + e] *= decay(halves[c] + halves[keys + c]);
-            }
+            decay_state(&mut state, &halves, plan);
             sync_cube();
 
             let tiles = comptime!((rows / TILE, plan.value_tiles, rows / TILE));

@@ -10,7 +10,7 @@ use super::back::{SumsOf, chunk_back_kernel};
 use super::inputs::chunk_inputs_kernel;
 use super::scores;
 use crate::functions::Dims;
-use crate::kernel::element::dtypes;
+use crate::kernel::element::{dtypes, maybe};
 use crate::kernel::gradients::Gradients;
 use crate::kernel::plan::ChunkPlan;
 use crate::ops::WantedGradients;
@@ -28,16 +28,12 @@ pub(in crate::kernel) fn chunked_gradients(
     wanted: WantedGradients,
     plan: ChunkPlan,
 ) -> Gradients {
-    let Dims { batch, time, heads, value_heads, key_dim, value_dim } = dims;
     let client = q.client.clone();
     let device = q.device.clone();
-    let [x, g_dtype, beta_dtype] = [q.dtype, g.dtype, beta.dtype];
-    let dtypes = {
-        let [x, g, beta] = dtypes(x, g_dtype, beta_dtype);
-        [x, g, beta, plan.number()]
-    };
-    let empty =
-        |shape: [usize; 4], dtype| empty_device_dtype(client.clone(), device.clone(), Shape::from(shape), dtype);
+    let [x, g_dtype, beta_dtype] = dtypes(q.dtype, g.dtype, beta.dtype);
+    let dtypes = [x, g_dtype, beta_dtype, plan.number()];
+    let gradients = Gradients::empty(dims, [&q, &g, &beta], wanted);
+    let empty = |shape: [usize; 4]| empty_device_dtype(client.clone(), device.clone(), Shape::from(shape), DType::F32);
     let launch = |cubes: usize| {
         let dim = CubeDim::new_1d(plan.units() as u32);
         (calculate_cube_count_elemwise(&client, cubes * plan.units(), dim), dim)
@@ -45,9 +41,7 @@ pub(in crate::kernel) fn chunked_gradients(
     let address = |tensors: &[&CubeTensor]| tensors.iter().map(|x| x.required_address_type()).max().expect("a tensor");
 
     let scores = scores(dims, [&q, &k, &g, &beta], true, plan);
-    let [scratch, sums] = buffers(dims, &plan).map(|shape| empty(shape, DType::F32));
-    let d_v = wanted.v.then(|| empty([batch, time, value_heads, value_dim], x));
-    let d_initial_state = wanted.initial_state.then(|| empty([batch, value_heads, key_dim, value_dim], DType::F32));
+    let [scratch, sums] = buffers(dims, &plan).map(empty);
     let some: Vec<_> = [&q, &k, &v, &g, &beta, &scores, &scratch, &sums]
         .into_iter()
         .chain(&initial_state)
@@ -67,27 +61,21 @@ pub(in crate::kernel) fn chunked_gradients(
         g.clone().into_tensor_arg(),
         beta.into_tensor_arg(),
         scores.into_tensor_arg(),
-        initial_state.map(CubeTensor::into_tensor_arg).into(),
-        kept.map(CubeTensor::into_tensor_arg).into(),
-        d_o.map(CubeTensor::into_tensor_arg).into(),
-        d_final_state.map(CubeTensor::into_tensor_arg).into(),
+        maybe(&initial_state),
+        maybe(&kept),
+        maybe(&d_o),
+        maybe(&d_final_state),
         scratch.into_tensor_arg(),
         sums.clone().into_tensor_arg(),
-        d_v.clone().map(CubeTensor::into_tensor_arg).into(),
-        d_initial_state.clone().map(CubeTensor::into_tensor_arg).into(),
+        maybe(&gradients.v),
+        maybe(&gradients.initial_state),
         scale as f32,
         plan,
         dtypes,
     );
 
-    let d_q = wanted.q.then(|| empty([batch, time, heads, key_dim], x));
-    let d_k = wanted.k.then(|| empty([batch, time, heads, key_dim], x));
-    let d_g = wanted.g.then(|| empty([batch, time, value_heads, key_dim], g_dtype));
-    let d_beta = wanted.beta.then(|| {
-        empty_device_dtype(client.clone(), device.clone(), Shape::from([batch, time, value_heads]), beta_dtype)
-    });
     if wanted.q || wanted.k || wanted.g || wanted.beta {
-        let (count, dim) = launch(batch * heads * time.div_ceil(plan.rows));
+        let (count, dim) = launch(dims.batch * dims.heads * dims.time.div_ceil(plan.rows));
         chunk_inputs_kernel::launch(
             &client,
             count,
@@ -97,15 +85,15 @@ pub(in crate::kernel) fn chunked_gradients(
             k.into_tensor_arg(),
             g.into_tensor_arg(),
             sums.into_tensor_arg(),
-            d_q.clone().map(CubeTensor::into_tensor_arg).into(),
-            d_k.clone().map(CubeTensor::into_tensor_arg).into(),
-            d_g.clone().map(CubeTensor::into_tensor_arg).into(),
-            d_beta.clone().map(CubeTensor::into_tensor_arg).into(),
+            maybe(&gradients.q),
+            maybe(&gradients.k),
+            maybe(&gradients.g),
+            maybe(&gradients.beta),
             plan,
             dtypes,
         );
     }
-    Gradients { q: d_q, k: d_k, v: d_v, g: d_g, beta: d_beta, initial_state: d_initial_state }
+    gradients
 }
 
 /// What the scan keeps of one segment of each cube and the cotangent of its state; and what it leaves of every chunk.

@@ -3,9 +3,10 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::channel::{decay, from_start, half_of, place, to_end};
+use super::channel::{from_start, half_of, place, to_end};
+use super::matrices::{decay_state, put_inverse, put_scores, put_sums};
 use super::operand::{ALIGNMENT, Layout, Operand, TILE, product};
-use crate::kernel::element::{beta_of, read, write};
+use crate::kernel::element::{read, write};
 use crate::kernel::plan::ChunkPlan;
 use crate::plain::SEGMENT_TOKENS;
 
@@ -83,14 +84,8 @@ pub(in crate::kernel) fn chunk_scan_kernel<X: Float, G: Float, B: Float, E: Floa
             ComptimeOption::None => {}
         }
         halves[unit] = half_of(g, batch, head, start + row, d, plan);
-        for n in range_stepped(unit, comptime!(rows * rows), units) {
-            let (i, j) = (n / rows, n % rows);
-            let mut x = 0.0f32;
-            if start + j < time {
-                x = scores[matrices + comptime!(rows * rows) + n] * beta_of(beta, batch, start + j, head);
-            }
-            pairs.put(i, j, x, plan);
-        }
+        let inverse = matrices + comptime!(rows * rows);
+        put_inverse(&mut pairs, scores, inverse, beta, (batch, head), start, plan);
         sync_cube();
 
         from_start(q, g, &halves, &mut query_rows, (batch, head, key_head), start, (row, d), plan);
@@ -118,17 +113,9 @@ pub(in crate::kernel) fn chunk_scan_kernel<X: Float, G: Float, B: Float, E: Floa
         product(&pairs, &write_rows, &mut work, stride, tiles, comptime!(Layout::PLAIN.lower()), plan);
         sync_cube();
 
-        for n in range_stepped(unit, comptime!(rows * values), units) {
-            let (t, e) = (n / values, n % values);
-            write_rows.put(t, e, work[t * stride + e], plan);
-        }
-        for n in range_stepped(unit, comptime!(rows * rows), units) {
-            pairs.put(n / rows, n % rows, scores[matrices + n], plan);
-        }
-        for n in range_stepped(unit, comptime!(keys * values), units) {
-            let (c, e) = (n / values, n % values);
-            state[c * stride + e] *= decay(halves[c] + halves[keys + c]);
-        }
+        put_sums(&mut write_rows, &work, rows, values, plan);
+        put_scores(&mut pairs, scores, matrices, plan);
+        decay_state(&mut state, &halves, plan);
         sync_cube();
 
         product(&pairs, &write_rows, &mut out, stride, tiles, comptime!(Layout::PLAIN.lower().added()), plan);
@@ -143,10 +130,7 @@ pub(in crate::kernel) fn chunk_scan_kernel<X: Float, G: Float, B: Float, E: Floa
                 write(o, batch, start + t, head, first + e, scale * out[t * stride + e]);
             }
         }
-        for n in range_stepped(unit, comptime!(keys * values), units) {
-            let (c, e) = (n / values, n % values);
-            state_rows.put(c, e, state[c * stride + e], plan);
-        }
+        put_sums(&mut state_rows, &state, keys, values, plan);
     }
     store(&state, final_state, batch, head, first, plan);
 }
