@@ -41,9 +41,9 @@ kernels() {
     grep -q '^test result: ' suite.log || { cat suite.log >&2; abort "the suite did not run"; }
     sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' suite.log | sort
 }
-# Both of the chunk form on tensor cores and of the others.
-tensor_cores() { BURN_KDA_TENSOR_CORES=imitated kernels half::imitated; }
-all_dtypes() { kernels regimes packed_sequences long_sequences_do_not_drift strided_inputs; }
+# Of the chunk form on tensor cores, and of the others.
+tensor_cores() { BURN_KDA_TENSOR_CORES=imitated kernels half::imitated_at; }
+float_kernels() { kernels packed_sequences long_sequences_do_not_drift strided_inputs; }
 
 # Runs the suite and lists the tests that fail; not the one that is the suite again in other modes.
 suite() {
@@ -69,7 +69,7 @@ mutant() {
     case $1 in
         plain/*) run="in_plain suite" ;;
         kernel/chunk/*) build=build_kernels run=tensor_cores ;;
-        kernel/*) build=build_kernels run=all_dtypes ;;
+        kernel/*) build=build_kernels run=float_kernels ;;
     esac
     [[ ${#only[@]} -eq 0 || " ${only[*]} " == *" $name "* ]] || return 0
     [[ -n ${already[$run]+known} ]] || know
@@ -397,12 +397,12 @@ mutant chunk_first_half_not_decayed kernel/chunk/channel.rs \
     'let mut sum = select(row == 0, 0.0f32, halves[d]);' 'let mut sum = 0.0f32 * halves[d];'
 mutant chunk_second_half_not_decayed kernel/chunk/channel.rs \
     'let mut sum = select(row == 0, halves[comptime!(plan.keys()) + d], 0.0f32);' 'let mut sum = 0.0f32 * halves[d];'
-mutant chunk_state_decayed_by_half kernel/chunk/scan.rs \
-    '*= decay(halves[c] + halves[keys + c]);' '*= decay(halves[c]);'
+mutant chunk_state_decayed_by_half kernel/chunk/matrices.rs \
+    '*= decay(halves[d] + halves[keys + d]);' '*= decay(halves[d]);'
 mutant chunk_states_kept_in_one_place kernel/chunk/scan.rs \
     'start / SEGMENT_TOKENS - 1, lane' '0 * start, lane'
-mutant chunk_beta_lost kernel/chunk/scan.rs \
-    '* beta_of(beta, batch, start + j, head);' '* 1.0f32;'
+mutant chunk_beta_lost kernel/chunk/matrices.rs \
+    '* beta_of(beta, heads.0, start + j, heads.1);' '* 1.0f32;'
 mutant chunk_d_errors_added kernel/chunk/back.rs \
     'error_rows.put(t, e, -d_error, plan);' 'error_rows.put(t, e, d_error, plan);'
 mutant chunk_dbeta_of_whole_errors kernel/chunk/back.rs \
