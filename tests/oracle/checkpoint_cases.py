@@ -1,5 +1,6 @@
 """Small random checkpoints of each family: config, tensors under the published names, inputs and float64 answers."""
 
+import copy
 import json
 
 import native_source
@@ -86,13 +87,23 @@ class Native:
                 self.layer32.get_parameter(own).copy_(self.params[n])
         self.x = rounded(r.standard_normal((2, LENGTH, config.hidden_size)), torch.bfloat16).float()
 
+    def half(self):
+        """The published layer in bfloat16, with its decay parameters in float32, as a checkpoint is served."""
+        layer = copy.deepcopy(self.layer32)
+        for n, p in layer.named_parameters():
+            if published(n) not in ("A_log", "dt_bias"):
+                p.data = p.data.to(torch.bfloat16)
+        return layer
+
     def answers(self, report):
+        """Inputs and answers, and how far the published layer is from them in bfloat16."""
         want, own = run(self.layer64, self.config, self.x.double()), run(self.layer32, self.config, self.x)
         worst = max((rel_rms(own[n], want[n]), n) for n in want)
         report(self.name, worst)
         assert worst[0] <= AGREE, f"{self.name}: the published layer in float32 is off by {worst}"
         assert rel_rms(want.pop("y_cached"), want["y"]) < 1e-13  # chunked and recurrent form, one copy is enough
-        return {"x": self.x, **want}
+        half = run(self.half(), self.config, self.x.to(torch.bfloat16))
+        return {"x": self.x, **want}, dict(bf16={n: float(f"{rel_rms(half[n], want[n]):.2e}") for n in want})
 
     def tensors(self, prefix, native=False):
         """As published: three convolutions; or as transformers holds them: one, and the decay in `forget_gate`."""

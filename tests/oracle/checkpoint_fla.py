@@ -59,4 +59,4 @@ def kda(fla, report):
     first_column_is_unused(own, x)
     assert rel_rms(want.pop("y_cached"), want["y"]) < 1e-13
     attn = {"model.layers.1.attn.q_proj.weight": rounded(r.standard_normal((HIDDEN, HIDDEN)), torch.float16)}
-    return written, [{f"model.layers.0.attn.{n}": p for n, p in params.items()} | attn], {0: {"x": x, **want}}
+    return written, [{f"model.layers.0.attn.{n}": p for n, p in params.items()} | attn], {0: ({"x": x, **want}, {})}

@@ -61,9 +61,9 @@ def generate(folder, quiet):
     tensors, meta = {}, {}
     for name, (config, shards, answers) in cases:
         write_checkpoint(folder / name, config, shards)
-        for layer, answer in answers.items():
+        for layer, (answer, notes) in answers.items():
             tensors |= {f"{name}/{layer}/{n}": t for n, t in answer.items()}
-            meta[f"{name}/{layer}"] = dict(folder=name, layer=layer, prefill=checkpoint_cases.PREFILL)
+            meta[f"{name}/{layer}"] = dict(folder=name, layer=layer, prefill=checkpoint_cases.PREFILL, **notes)
     gen_kda_oracle.write(folder, "answers", tensors, meta)
     write_json(folder / "presets.json", checkpoint_cases.shapes())
 
