@@ -77,7 +77,10 @@ impl Source {
             // Two copies of a tensor could differ.
             let mut held = file.names().filter(|name| name.starts_with(prefix));
             if let Some(name) = held.find(|name| weight_map.get(*name) != Some(shard)) {
-                return Err(CheckpointError::file(file.path(), format!("`{name}` is here, but not in the index")));
+                return Err(CheckpointError::file(
+                    file.path(),
+                    format!("`{name}` is here, where the index does not have it"),
+                ));
             }
         }
         Ok(found)
