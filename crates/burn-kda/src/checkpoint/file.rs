@@ -4,6 +4,7 @@
 //! dtype that Burn does not have, as the experts of published models are.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -101,10 +102,13 @@ impl<'de> Deserialize<'de> for Header {
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
                         map.next_value::<IgnoredAny>()?;
-                    } else if tensors.contains_key(&name) {
-                        return Err(A::Error::custom(format_args!("`{name}` twice")));
-                    } else {
-                        tensors.insert(name, map.next_value()?);
+                        continue;
+                    }
+                    match tensors.entry(name) {
+                        Entry::Vacant(entry) => drop(entry.insert(map.next_value()?)),
+                        Entry::Occupied(entry) => {
+                            return Err(A::Error::custom(format_args!("`{}` twice", entry.key())));
+                        }
                     }
                 }
                 Ok(Header(tensors))
