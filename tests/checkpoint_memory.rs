@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use burn::module::Module;
-use burn::tensor::{DType, Device, FloatDType};
+use burn::tensor::{Device, FloatDType};
 use burn_kda::KdaConfig;
 use burn_kda::checkpoint::{Checkpoint, LayerLayout, load_all, load_layer, save_layers};
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ fn write_model(path: &Path) -> usize {
     std::fs::write(path.join("config.json"), config.to_string()).unwrap();
     let model = KdaConfig::from_hf(&config).unwrap();
     let module = model.layer.init(&Device::flex());
-    let layouts: Vec<_> = (0..LAYERS).map(|i| LayerLayout::published(&model, i, DType::BF16).unwrap()).collect();
+    let layouts: Vec<_> = (0..LAYERS).map(|i| LayerLayout::published(&model, i, FloatDType::BF16).unwrap()).collect();
     let layers: Vec<_> = layouts.iter().map(|layout| (layout, &module)).collect();
     save_layers(path.join("model.safetensors"), &layers).unwrap();
     module.num_params()

@@ -183,3 +183,19 @@ fn an_fla_cache_survives_both_ways() {
         }
     }
 }
+
+/// Loaded parameters are leaves of the graph like those of a new layer.
+#[test]
+fn a_loaded_layer_can_be_trained() {
+    for (_, device) in devices() {
+        let device = device.autodiff();
+        let layer = load_layer(folder("bailing_hybrid"), 0, &device, FloatDType::F32).unwrap();
+        let x = Tensor::<3>::random([1, 5, 40], burn::tensor::Distribution::Default, &device);
+        let gradients = layer.forward(x).sum().backward();
+        for weight in [&layer.q_proj.weight, &layer.o_proj.weight] {
+            let gradient = weight.val().grad(&gradients).expect("a gradient");
+            assert!(gradient.abs().sum().into_scalar::<f32>() > 0.0);
+        }
+        assert!(layer.a_log.val().grad(&gradients).is_some() && layer.dt_bias.val().grad(&gradients).is_some());
+    }
+}

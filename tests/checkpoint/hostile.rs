@@ -228,3 +228,15 @@ proptest! {
         drop(read(&path, "changed index"));
     }
 }
+
+/// A name twice in an index, of which JSON readers keep one.
+#[test]
+fn an_index_with_a_name_twice_is_an_error() {
+    const INDEX: &str = "model.safetensors.index.json";
+    let text = std::fs::read_to_string(folder("kimi_linear").join(INDEX)).unwrap();
+    let name = "model.layers.1.self_attn.q_proj.weight";
+    let twice = text.replacen("\"weight_map\": {", &format!("\"weight_map\": {{\"{name}\": \"other.safetensors\","), 1);
+    assert_ne!(twice, text);
+    let error = read(&with_file("kimi_linear", "index_twice", INDEX, twice.as_bytes()), "twice").unwrap_err();
+    assert!(matches!(&error, CheckpointError::File { problem, .. } if problem.contains(name)), "{error}");
+}

@@ -79,7 +79,7 @@ fn a_new_layer_is_written_as_its_family_publishes() {
         let checkpoint = Checkpoint::open(folder(name)).unwrap();
         let config = checkpoint.config();
         let layer = config.kda_layers[0];
-        let layout = LayerLayout::published(config, layer, DType::F32).unwrap();
+        let layout = LayerLayout::published(config, layer, FloatDType::F32).unwrap();
         let module = config.layer.init(&device);
         let path = scratch(&format!("new_{name}"));
         std::fs::copy(folder(name).join("config.json"), path.join("config.json")).unwrap();
@@ -88,13 +88,13 @@ fn a_new_layer_is_written_as_its_family_publishes() {
         let x = burn::tensor::Tensor::<3>::random([1, 5, 40], burn::tensor::Distribution::Default, &device);
         assert_eq!(Array::of(loaded.forward(x.clone())).values, Array::of(module.forward(x)).values, "{name}");
 
-        let dtypes = LayerLayout::published(config, layer, DType::BF16).unwrap();
+        let dtypes = LayerLayout::published(config, layer, FloatDType::BF16).unwrap();
         for (tensor, _, dtype) in dtypes.tensors() {
             let wide = tensor.ends_with("A_log") || tensor.ends_with("dt_bias");
             assert_eq!(dtype, if wide { DType::F32 } else { DType::BF16 }, "{tensor}");
         }
-        assert!(matches!(LayerLayout::published(config, 99, DType::F32), Err(CheckpointError::NotKda { .. })));
-        assert!(matches!(LayerLayout::published(config, layer, DType::F64), Err(CheckpointError::Dtype { .. })));
+        assert!(matches!(LayerLayout::published(config, 99, FloatDType::F32), Err(CheckpointError::NotKda { .. })));
+        assert!(matches!(LayerLayout::published(config, layer, FloatDType::F64), Err(CheckpointError::Dtype { .. })));
     }
 }
 
@@ -104,7 +104,7 @@ fn a_published_layout_names_what_the_fixture_has() {
         let checkpoint = Checkpoint::open(folder(name)).unwrap();
         let layer = present(&checkpoint)[0];
         let names = |layout: &LayerLayout| layout.tensors().map(|(name, _, _)| name.to_string()).collect::<Vec<_>>();
-        let new = LayerLayout::published(checkpoint.config(), layer, DType::F32).unwrap();
+        let new = LayerLayout::published(checkpoint.config(), layer, FloatDType::F32).unwrap();
         assert_eq!(names(&new), names(&checkpoint.layout(layer).unwrap()), "{name}");
     }
 }

@@ -99,16 +99,16 @@ fn print_layer(layer: usize, layout: &LayerLayout, heads: &[HalfLife], all: bool
     let numbers: usize = layout.tensors().map(|(_, shape, _)| shape.iter().product::<usize>()).sum();
     let dtypes: BTreeSet<_> = layout.tensors().map(|(_, _, dtype)| format!("{dtype:?}")).collect();
     let dtypes = dtypes.into_iter().collect::<Vec<_>>().join(" + ");
-    print!("{layer:>5}  {numbers:>9}  {dtypes:<14}");
     let by_median = |a: &&HalfLife, b: &&HalfLife| a.median.total_cmp(&b.median);
     let (fastest, slowest) = (heads.iter().min_by(by_median), heads.iter().max_by(by_median));
     match (fastest, slowest) {
         (Some(fastest), Some(slowest)) if !all && heads.len() > 1 => {
-            println!("  {fastest} (head {}) to {slowest} (head {})", fastest.head, slowest.head);
+            let range = format!("{fastest} (head {}) to {slowest} (head {})", fastest.head, slowest.head);
+            println!("{layer:>5}  {numbers:>9}  {dtypes:<14}  {range}");
         }
         _ => {
-            println!();
-            heads.iter().for_each(|half_life| println!("{:>40} {:<4} {half_life}", "head", half_life.head));
+            println!("{layer:>5}  {numbers:>9}  {dtypes}");
+            heads.iter().for_each(|half_life| println!("{:>37} {:<4} {half_life}", "head", half_life.head));
         }
     }
 }

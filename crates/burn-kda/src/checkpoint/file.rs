@@ -4,8 +4,6 @@
 //! dtype that Burn does not have, as the experts of published models are.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -13,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
 use super::CheckpointError;
+use super::unique::Unique;
 
 /// The length of the header comes first, in eight bytes.
 const LENGTH: u64 = 8;
@@ -23,6 +21,7 @@ const LENGTH: u64 = 8;
 const LONGEST_HEADER: u64 = 100_000_000;
 
 /// An open file whose header has been checked against its length.
+#[derive(Debug)]
 pub(super) struct TensorFile {
     path: PathBuf,
     file: Mutex<File>,
@@ -47,7 +46,8 @@ impl TensorFile {
         }
         let mut bytes = vec![0; header as usize];
         file.read_exact(&mut bytes).map_err(io())?;
-        let Header(tensors) = serde_json::from_slice(&bytes).map_err(|e| wrong(format!("header: {e}")))?;
+        let Unique::<TensorInfo>(tensors) =
+            serde_json::from_slice(&bytes).map_err(|e| wrong(format!("header: {e}")))?;
 
         // Offsets without gaps or overlaps, of the length that dtype and shape have.
         let mut sorted: Vec<_> = tensors.clone().into_iter().collect();
@@ -81,39 +81,5 @@ impl TensorFile {
         let result = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(&mut bytes));
         result.map_err(CheckpointError::io(&self.path))?;
         Ok(bytes)
-    }
-}
-
-/// A header's tensors. Names must differ: JSON readers disagree on which of two entries counts.
-struct Header(BTreeMap<String, TensorInfo>);
-
-impl<'de> Deserialize<'de> for Header {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Header;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("an object of tensors")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Header, A::Error> {
-                let mut tensors = BTreeMap::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == "__metadata__" {
-                        map.next_value::<IgnoredAny>()?;
-                        continue;
-                    }
-                    match tensors.entry(name) {
-                        Entry::Vacant(entry) => drop(entry.insert(map.next_value()?)),
-                        Entry::Occupied(entry) => {
-                            return Err(A::Error::custom(format_args!("`{}` twice", entry.key())));
-                        }
-                    }
-                }
-                Ok(Header(tensors))
-            }
-        }
-        deserializer.deserialize_map(Entries)
     }
 }

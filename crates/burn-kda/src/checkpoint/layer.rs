@@ -1,8 +1,9 @@
 //! The tensors of one layer as they lie in the files.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::DType;
+use burn::tensor::{Bytes, DType, FloatDType, Shape, TensorData};
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 
@@ -32,16 +33,17 @@ impl LayerLayout {
     /// # Errors
     ///
     /// If the layer is no KDA layer, or if `dtype` is none that checkpoints have (f32, bf16, f16).
-    pub fn published(model: &ModelConfig, layer: usize, dtype: DType) -> Result<Self, CheckpointError> {
+    pub fn published(model: &ModelConfig, layer: usize, dtype: FloatDType) -> Result<Self, CheckpointError> {
         check_layer(model, layer)?;
+        let dtype = DType::from(dtype);
         if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
             return Err(CheckpointError::Dtype { name: format!("layer {layer}"), got: format!("{dtype:?}") });
         }
         let prefix = &names::prefixes(model.family, layer)[0];
         let entries = names::entries(model, prefix, names::usual_style(model.family));
         let stored = |entry: Entry| {
-            let wide = entry.parts.iter().any(|(path, _)| matches!(*path, "a_log" | "dt_bias"));
-            Stored { shape: entry.usual_shape(), dtype: if wide { DType::F32 } else { dtype }, entry }
+            let wide = entry.parts.iter().any(|(path, _)| is_decay(path));
+            Stored { shape: entry.layout.usual(), dtype: if wide { DType::F32 } else { dtype }, entry }
         };
         Ok(Self { tensors: entries.into_iter().map(stored).collect() })
     }
@@ -50,20 +52,6 @@ impl LayerLayout {
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize], DType)> {
         self.tensors.iter().map(|tensor| (tensor.entry.name.as_str(), &tensor.shape[..], tensor.dtype))
     }
-
-    /// The place of a parameter: its tensor and the row it starts at.
-    pub(super) fn find(&self, path: &str) -> Option<(&Stored, usize)> {
-        self.tensors.iter().find_map(|tensor| {
-            let mut row = 0;
-            for (part, rows) in &tensor.entry.parts {
-                if *part == path {
-                    return Some((tensor, row));
-                }
-                row += rows;
-            }
-            None
-        })
-    }
 }
 
 pub(super) fn check_layer(model: &ModelConfig, layer: usize) -> Result<(), CheckpointError> {
@@ -71,6 +59,34 @@ pub(super) fn check_layer(model: &ModelConfig, layer: usize) -> Result<(), Check
         return Ok(());
     }
     Err(CheckpointError::NotKda { layer, kda_layers: model.kda_layers.clone() })
+}
+
+/// A parameter in a file.
+pub(super) struct Part {
+    pub path: &'static str,
+    /// As PyTorch has it: a matrix is `[out, in]`.
+    pub shape: Shape,
+    pub dtype: DType,
+    file: Arc<TensorFile>,
+    info: TensorInfo,
+    bytes: Range<usize>,
+}
+
+impl Part {
+    pub(super) fn read(&self) -> Result<TensorData, CheckpointError> {
+        let bytes = Bytes::from_bytes_vec(self.file.read(&self.info, self.bytes.clone())?);
+        let data = TensorData::try_from_bytes(bytes, self.shape.clone(), self.dtype);
+        data.map_err(|e| CheckpointError::file(self.file.path(), e.to_string()))
+    }
+
+    /// Whether it is a decay parameter, which stays wide: a decay rounded to 8 bits forgets at another rate.
+    pub(super) fn is_decay(&self) -> bool {
+        is_decay(self.path)
+    }
+}
+
+fn is_decay(path: &str) -> bool {
+    matches!(path, "a_log" | "dt_bias")
 }
 
 /// A layer's layout with the places of its tensors.
@@ -112,27 +128,29 @@ impl Located {
         Ok(located)
     }
 
-    /// What lies in the file for the parameter `path`: dtype, and a reader of its bytes.
-    pub(super) fn part(
-        &self,
-        path: &str,
-    ) -> Option<(DType, impl Fn() -> Result<Vec<u8>, CheckpointError> + Send + Sync + 'static)> {
-        let (stored, row) = self.layout.find(path)?;
-        let at = self.layout.tensors.iter().position(|other| std::ptr::eq(other, stored))?;
-        let (file, info) = self.places[at].clone();
-        let (_, rows) = stored.entry.parts.iter().find(|(part, _)| *part == path)?;
-        let bytes_per_row = stored.entry.columns() * stored.dtype.size();
-        let range = row * bytes_per_row..(row + rows) * bytes_per_row;
-        Some((stored.dtype, move || file.read(&info, range.clone())))
+    /// The parameters of the layer, each of one tensor or of some of its rows.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
+        self.layout.tensors.iter().zip(&self.places).flat_map(|(stored, (file, info))| {
+            let row = stored.entry.columns() * stored.dtype.size();
+            let mut end = 0;
+            stored.entry.parts.iter().map(move |&(path, rows)| {
+                let start = end;
+                end += rows * row;
+                let shape = stored.entry.layout.of_rows(rows);
+                Part { path, shape, dtype: stored.dtype, file: file.clone(), info: info.clone(), bytes: start..end }
+            })
+        })
     }
 
     /// Rates past the last head must be zero: they would be dropped.
     fn check_tail(&self) -> Result<(), CheckpointError> {
         for (stored, (file, info)) in self.layout.tensors.iter().zip(&self.places) {
             let Layout::Rates { heads, .. } = stored.entry.layout else { continue };
-            let (start, end) = (heads * stored.dtype.size(), info.data_offsets.1 - info.data_offsets.0);
-            let tail = super::load::floats(file.read(info, start..end)?, stored.dtype);
-            if let Some((i, &value)) = tail.iter().enumerate().find(|(_, value)| **value != 0.0) {
+            let all = info.data_offsets.1 - info.data_offsets.0;
+            let tail = file.read(info, heads * stored.dtype.size()..all)?;
+            let len = tail.len() / stored.dtype.size();
+            let tail = TensorData::from_bytes_vec(tail, [len], stored.dtype);
+            if let Some((i, value)) = tail.iter::<f32>().enumerate().find(|(_, value)| *value != 0.0) {
                 let name = stored.entry.name.clone();
                 return Err(CheckpointError::Tail { name, heads, index: heads + i, value });
             }

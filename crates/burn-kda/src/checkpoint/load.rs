@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use burn::tensor::{Bytes, DType, Device, FloatDType, Shape, TensorData};
+use burn::tensor::{DType, Device, FloatDType};
 use burn_store::{ModuleSnapshot, PyTorchToBurnAdapter, bridge};
 
 use super::layer::{LayerLayout, Located};
@@ -25,6 +25,7 @@ use crate::{KdaConfig, KdaModule, precision};
 /// }
 /// # Ok::<_, burn_kda::checkpoint::CheckpointError>(())
 /// ```
+#[derive(Debug)]
 pub struct Checkpoint {
     config: ModelConfig,
     source: Source,
@@ -75,8 +76,8 @@ impl Checkpoint {
     pub fn decay(&self, layer: usize) -> Result<DecayParameters, CheckpointError> {
         let located = Located::find(&self.source, &self.config, layer)?;
         let read = |path: &str| {
-            let (dtype, read) = located.part(path).expect("every layer has decay parameters");
-            Ok::<_, CheckpointError>(floats(read()?, dtype))
+            let part = located.parts().find(|part| part.path == path).expect("every layer has decay parameters");
+            Ok::<_, CheckpointError>(part.read()?.iter::<f32>().collect())
         };
         Ok(DecayParameters { a_log: read("a_log")?, dt_bias: read("dt_bias")? })
     }
@@ -99,28 +100,15 @@ impl Checkpoint {
             return Err(CheckpointError::Precision { precision, device: format!("{device:?}") });
         }
         let located = Located::find(&self.source, &self.config, layer)?;
-        let mut tensors = Vec::new();
-        for stored in &located.layout.tensors {
-            for (path, rows) in &stored.entry.parts {
-                let shape = match (stored.entry.columns(), path.contains("conv1d")) {
-                    (width, true) => Shape::new([*rows, 1, width]),
-                    (1, false) if stored.entry.is_vector() => Shape::new([*rows]),
-                    (columns, false) => Shape::new([*rows, columns]),
-                };
-                let dtype = if matches!(*path, "a_log" | "dt_bias") { wide } else { dtype };
-                let (from, read) = located.part(path).expect("a part of the layout");
-                let data = {
-                    let shape = shape.clone();
-                    move || {
-                        let bytes = read().map_err(|e| burn_pack::Error::IoError(e.to_string()))?;
-                        let data = TensorData::try_from_bytes(Bytes::from_bytes_vec(bytes), shape.clone(), from);
-                        let data = data.and_then(|data| data.try_cast(dtype));
-                        data.map_err(|e| burn_pack::Error::ValidationError(e.to_string()))
-                    }
-                };
-                tensors.push(bridge::deferred((*path).into(), dtype, shape, None, data));
-            }
-        }
+        let tensors = located.parts().map(|part| {
+            let dtype = if part.is_decay() { wide } else { dtype };
+            let (path, shape) = (part.path.into(), part.shape.clone());
+            bridge::deferred(path, dtype, shape, None, move || {
+                let data = part.read().map_err(|e| burn_pack::Error::IoError(e.to_string()))?;
+                data.try_cast(dtype).map_err(|e| burn_pack::Error::ValidationError(e.to_string()))
+            })
+        });
+        let tensors = tensors.collect();
 
         let mut module = self.config.layer.init(device);
         let result = module.apply(tensors, None, Some(Box::new(PyTorchToBurnAdapter)), false);
@@ -162,10 +150,4 @@ pub fn load_all(
     let checkpoint = Checkpoint::open(path)?;
     let layers = checkpoint.config.kda_layers.iter();
     layers.map(|&layer| Ok((layer, checkpoint.load(layer, device, precision)?))).collect()
-}
-
-/// `bytes` of a float dtype, as f32.
-pub(super) fn floats(bytes: Vec<u8>, dtype: DType) -> Vec<f32> {
-    let len = bytes.len() / dtype.size();
-    TensorData::from_bytes_vec(bytes, [len], dtype).iter::<f32>().collect()
 }

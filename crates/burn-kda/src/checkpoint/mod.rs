@@ -21,6 +21,7 @@ mod load;
 mod names;
 mod save;
 mod source;
+mod unique;
 
 pub use cache::FlaCache;
 pub use config::{Family, ModelConfig};

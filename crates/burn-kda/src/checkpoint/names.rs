@@ -1,4 +1,7 @@
-//! What each family calls the tensors of a layer.
+//! What each family calls the tensors of a layer: as in its published files, and as transformers 5.24.0
+//! (`conversion_mapping.py`) and FLA 0.6.0 (`fla/layers/kda.py`) name their modules.
+
+use burn::tensor::Shape;
 
 use super::{Family, ModelConfig};
 use crate::{KdaConfig, Projection};
@@ -52,8 +55,17 @@ impl Layout {
         }
     }
 
+    /// The shape of some rows, as PyTorch has it.
+    pub(super) fn of_rows(&self, rows: usize) -> Shape {
+        match *self {
+            Self::Matrix([_, columns]) => Shape::new([rows, columns]),
+            Self::Taps([_, width]) => Shape::new([rows, 1, width]),
+            Self::Vector(_) | Self::Rates { .. } => Shape::new([rows]),
+        }
+    }
+
     /// The shape that new files have.
-    fn usual(&self) -> Vec<usize> {
+    pub(super) fn usual(&self) -> Vec<usize> {
         match *self {
             Self::Matrix(shape) => shape.to_vec(),
             Self::Taps([channels, width]) => vec![channels, 1, width],
@@ -79,14 +91,6 @@ impl Entry {
             Layout::Matrix([_, columns]) | Layout::Taps([_, columns]) => columns,
             Layout::Vector(_) | Layout::Rates { .. } => 1,
         }
-    }
-
-    pub(super) fn is_vector(&self) -> bool {
-        matches!(self.layout, Layout::Vector(_) | Layout::Rates { .. })
-    }
-
-    pub(super) fn usual_shape(&self) -> Vec<usize> {
-        self.layout.usual()
     }
 }
 

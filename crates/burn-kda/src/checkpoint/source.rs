@@ -11,10 +11,12 @@ use serde::de::DeserializeOwned;
 
 use super::CheckpointError;
 use super::file::TensorFile;
+use super::unique::Unique;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
+#[derive(Debug)]
 pub(super) enum Source {
     Single(Arc<TensorFile>),
     Sharded { folder: PathBuf, index: PathBuf, weight_map: BTreeMap<String, String> },
@@ -22,7 +24,7 @@ pub(super) enum Source {
 
 #[derive(Deserialize)]
 struct Index {
-    weight_map: BTreeMap<String, String>,
+    weight_map: Unique<String>,
 }
 
 impl Source {
@@ -37,7 +39,7 @@ impl Source {
         if path.extension().is_none_or(|extension| extension != "json") {
             return Ok(Self::Single(Arc::new(TensorFile::open(&path)?)));
         }
-        let Index { weight_map } = read_json(&path)?;
+        let Index { weight_map: Unique(weight_map) } = read_json(&path)?;
         // A name may only lead to a neighbour of the index.
         let plain = |file: &str| Path::new(file).file_name().is_some_and(|name| name == file);
         if let Some((name, file)) = weight_map.iter().find(|(_, file)| !plain(file)) {
