@@ -276,6 +276,37 @@ fn an_index_that_lies_is_an_error() {
     }
 }
 
+/// The text model alone, as it is named without the model around it.
+#[test]
+fn a_text_model_alone_is_found() {
+    for (family, around) in [("kimi_k3", "language_model.model."), ("glm5_next", "model.language_model.")] {
+        let tensors = Tensors::of(&folder(family)).0;
+        let alone = |(name, tensor): (String, _)| (name.replace(around, "model."), tensor);
+        let path = Tensors(tensors.into_iter().map(alone).collect()).write(&folder(family), "alone");
+        let layout = Checkpoint::open(&path).unwrap().layout(0).unwrap();
+        assert!(layout.tensors().all(|(name, _, _)| name.starts_with("model.layers.0.self_attn.")));
+    }
+}
+
+/// Convolutions without their middle axis.
+#[test]
+fn convolutions_may_be_matrices() {
+    let device = Device::flex();
+    let mut tensors = Tensors::of(&folder("glm5_next"));
+    let conv = tensors.0.iter_mut().filter(|(name, _)| name.contains("conv1d"));
+    conv.for_each(|(_, (_, shape, _))| drop(shape.remove(1)));
+    let path = tensors.write(&folder("glm5_next"), "matrices");
+    let [flat, original] = [path.clone(), folder("glm5_next")].map(|path| {
+        let layer = load_layer(path, 0, &device, FloatDType::F32).unwrap();
+        layer.k_conv1d.unwrap().weight.val().into_data()
+    });
+    flat.assert_eq(&original, true);
+    // And are written back as such.
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let layout = checkpoint.layout(0).unwrap();
+    assert!(layout.tensors().any(|(name, shape, _)| name.ends_with("k_conv1d.weight") && shape == [32, 4]));
+}
+
 /// The reason for a reader of our own: shards hold experts in dtypes that Burn does not have.
 #[test]
 fn a_shard_with_other_dtypes_is_read() {
