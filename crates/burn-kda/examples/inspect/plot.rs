@@ -24,19 +24,22 @@ pub fn write_svg(path: &Path, title: &str, layers: &[(usize, Vec<HalfLife>)]) ->
         .margin(12)
         .x_label_area_size(36)
         .y_label_area_size(64)
-        .build_cartesian_2d(0.0..columns, (low / 1.5..high * 1.5).log_scale())?;
+        .build_cartesian_2d(-0.5..columns - 0.5, (low / 1.5..high * 1.5).log_scale())?;
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
         .x_labels(layers.len().min(24))
-        .x_label_formatter(&|x| layers.get(*x as usize).map_or(String::new(), |(layer, _)| layer.to_string()))
+        .x_label_formatter(&|x| match layers.get(x.round() as usize) {
+            Some((layer, _)) if (x - x.round()).abs() < 1e-6 => layer.to_string(),
+            _ => String::new(),
+        })
         .x_desc("layer, heads side by side")
         .y_desc("half-life at rest, tokens")
         .draw()?;
     for (column, (_, heads)) in layers.iter().enumerate() {
         let color = Palette99::pick(column % 4).to_rgba();
         for head in heads {
-            let x = column as f64 + 0.1 + 0.8 * (head.head as f64 + 0.5) / heads.len() as f64;
+            let x = column as f64 - 0.4 + 0.8 * (head.head as f64 + 0.5) / heads.len() as f64;
             let ends = [(x, drawn(head.shortest)), (x, drawn(head.longest))];
             chart.draw_series(LineSeries::new(ends, color.mix(0.5).stroke_width(1)))?;
             chart.draw_series([Circle::new((x, drawn(head.median)), 2, color.filled())])?;
