@@ -71,9 +71,9 @@ fn layer_views<'a>(
         let mut parts = Vec::new();
         for (path, rows) in &stored.entry.parts {
             let tensor = tensors.remove(*path).ok_or_else(|| module_error(path, "the module has no such parameter"))?;
-            let (want, got) = (rows * stored.entry.columns(), tensor.shape.num_elements());
-            if got != want {
-                return Err(module_error(path, &format!("{got} numbers in the module, {want} in the layout")));
+            let (want, got) = (stored.entry.layout.of_rows(*rows), &tensor.shape);
+            if *got != want {
+                return Err(module_error(path, &format!("{got:?} in the module, {want:?} in the layout")));
             }
             parts.push(tensor);
         }
