@@ -1,7 +1,7 @@
 //! Fixtures of `tests/oracle`, read only after their sha256 has been checked against the manifest.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -21,9 +21,29 @@ pub fn manifest() -> Vec<(String, String)> {
     text.lines().map(|l| line(l).unwrap_or_else(|| panic!("not a manifest line: {l}"))).collect()
 }
 
+/// Every file below `fixtures`, with the path from there.
 pub fn files() -> BTreeSet<String> {
-    let folder = std::fs::read_dir(oracle().join("fixtures")).expect("tests/oracle/fixtures");
-    folder.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    fn walk(folder: &Path, prefix: &str, files: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(folder).expect("tests/oracle/fixtures") {
+            let entry = entry.unwrap();
+            let name = format!("{prefix}{}", entry.file_name().to_str().expect("UTF-8"));
+            match entry.file_type().unwrap().is_dir() {
+                true => walk(&entry.path(), &format!("{name}/"), files),
+                false => drop(files.insert(name)),
+            }
+        }
+    }
+    let mut all = BTreeSet::new();
+    walk(&oracle().join("fixtures"), "", &mut all);
+    all
+}
+
+/// A folder of fixtures whose files are all as the manifest lists them.
+pub fn folder(name: &str) -> PathBuf {
+    let inside: Vec<_> = files().into_iter().filter(|file| file.starts_with(&format!("{name}/"))).collect();
+    assert!(!inside.is_empty(), "no fixtures in {name}");
+    inside.iter().for_each(|file| drop(read(file)));
+    oracle().join("fixtures").join(name)
 }
 
 /// The bytes of a fixture, if they are the ones the manifest lists.
@@ -85,6 +105,11 @@ impl Case<'_> {
 
     pub fn text(&self, key: &str) -> &str {
         self.option(key).as_str().unwrap_or_else(|| panic!("{}: `{key}` is no text", self.name))
+    }
+
+    /// How far the published layer is from a result in bf16, where that was recorded.
+    pub fn half_error(&self, result: &str) -> Option<f64> {
+        self.options.get("bf16")?.get(result)?.as_f64()
     }
 
     /// Names of the case's tensors.

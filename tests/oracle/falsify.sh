@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Proves that kda_oracle can fail: breaks a scratch copy of the crate in one place after the other and runs the suite.
-# The kernels for accelerators are broken under tests/backends.rs instead, on a Vulkan device in software.
+# Proves that kda_oracle, and for its room checkpoint, can fail: breaks a scratch copy of the crate in one place after
+# the other and runs the suite. The kernels for accelerators are broken under tests/backends.rs instead, on a Vulkan
+# device in software.
 # Prints `red` or `SURVIVED` for each mutant; a survivor is a missing test, and the exit status is 1. A mutant is red
 # if a test fails that does not fail without it.
 # A mutant whose text is not found exactly once, or that does not compile, aborts: it would prove nothing.
@@ -30,7 +31,7 @@ done
 cd "$scratch"
 cp -r crates/burn-kda/src unbroken
 
-build() { cargo test --quiet $profile -p burn-kda --test kda_oracle --no-run > build.log 2>&1; }
+build() { cargo test --quiet $profile -p burn-kda --test "$1" --no-run > build.log 2>&1; }
 
 features=${FALSIFY_FEATURES:-std,autodiff,webgpu}
 build_kernels() { .ci/kernels --quiet --features $features --test backends --no-run > build.log 2>&1; }
@@ -45,9 +46,9 @@ kernels() {
 tensor_cores() { BURN_KDA_TENSOR_CORES=imitated kernels half::imitated_at; }
 float_kernels() { kernels packed_sequences long_sequences_do_not_drift strided_inputs; }
 
-# Runs the suite and lists the tests that fail; not the one that is the suite again in other modes.
+# Runs a suite and lists the tests that fail; not the one that is the suite again in other modes.
 suite() {
-    cargo test $profile -p burn-kda --test kda_oracle -- --skip the_plain_algorithm > suite.log 2>&1 || true
+    cargo test $profile -p burn-kda --test "$1" -- --skip the_plain_algorithm > suite.log 2>&1 || true
     grep -q '^test result: ' suite.log || { cat suite.log >&2; abort "the suite did not run"; }
     sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' suite.log | sort
 }
@@ -62,12 +63,13 @@ know() {
 in_plain() { BURN_KDA_PLAIN=1 "$@"; }
 
 # mutant NAME, then FILE OLD NEW as often as needed; each OLD must occur exactly once in crates/burn-kda/src/FILE.
-# In plain/, the suite runs without the kernels: `BURN_KDA_PLAIN`.
+# In plain/, the suite runs without the kernels: `BURN_KDA_PLAIN`; in checkpoint/, it is that of checkpoints.
 mutant() {
-    local name=$1 build=build run=suite
+    local name=$1 build="build kda_oracle" run="suite kda_oracle"
     shift
     case $1 in
-        plain/*) run="in_plain suite" ;;
+        plain/*) run="in_plain suite kda_oracle" ;;
+        checkpoint/*) build="build checkpoint" run="suite checkpoint" ;;
         kernel/chunk/*) build=build_kernels run=tensor_cores ;;
         kernel/*) build=build_kernels run=float_kernels ;;
     esac
@@ -421,4 +423,39 @@ mutant chunk_dk_without_the_queries kernel/chunk/inputs.rs \
     'product(&qk, &query_rows, &mut of_key, stride, tiles, transposed, plan);' ''
 mutant chunk_sums_of_one_tile kernel/chunk/inputs.rs \
     'for part in 0..parts {' 'for part in 0..parts.min(1) {'
+
+# Checkpoints.
+mutant checkpoint_drops_rates_past_the_last_head checkpoint/layer.rs \
+    'find(|(_, value)| *value != 0.0)' 'find(|(_, value)| value.is_nan())'
+mutant checkpoint_ignores_other_tensors checkpoint/layer.rs \
+    'entries.iter().all(|entry| entry.name != **name)' 'entries.iter().all(|entry| entry.name == **name)'
+mutant checkpoint_rounds_the_decay checkpoint/layer.rs \
+    'matches!(path, "a_log" | "dt_bias")' 'matches!(path, "a_log")'
+mutant checkpoint_swaps_the_convolutions_of_queries_and_keys checkpoint/names.rs \
+    '[("q_conv1d.weight", keys), ("k_conv1d.weight", keys),' '[("k_conv1d.weight", keys), ("q_conv1d.weight", keys),'
+mutant checkpoint_swaps_the_gates_of_fla checkpoint/names.rs \
+    '["f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1"]' '["g_proj.0", "f_proj.1", "f_proj.0", "g_proj.1"]'
+mutant checkpoint_pads_rates_with_ones checkpoint/save.rs \
+    'bytes.resize(self.data_len(), 0);' 'bytes.resize(self.data_len(), 1);'
+mutant checkpoint_takes_the_last_of_two_entries checkpoint/unique.rs \
+    'Entry::Occupied(entry) => return Err(A::Error::custom(format_args!("`{}` twice", entry.key()))),' 'Entry::Occupied(mut entry) => drop(entry.insert(map.next_value()?)),'
+mutant checkpoint_reads_files_with_a_tail checkpoint/file.rs \
+    'if got != want {' 'if got < want {'
+mutant checkpoint_follows_paths_out_of_the_folder checkpoint/source.rs \
+    'is_some_and(|name| name == file)' 'is_some()'
+mutant config_counts_kimi_layers_from_0 checkpoint/config/families.rs \
+    'optional_layers(key, 1, num_layers)' 'optional_layers(key, 0, num_layers + 1)'
+mutant config_ignores_the_bound_of_kimi_k3 checkpoint/config/families.rs \
+    'layer.decay = decay(linear.optional_number("gate_lower_bound")?);' 'linear.optional_number("gate_lower_bound")?;'
+mutant config_starts_glm_with_attention checkpoint/config/families.rs \
+    'i % 4 != 3' 'i % 4 != 0'
+mutant config_starts_groups_with_attention checkpoint/config/families.rs \
+    '(i + 1) % group != 0' 'i % group != 0'
+mutant config_takes_the_rotary_dim_for_the_head_dim checkpoint/config/families.rs \
+    'either("linear_head_dim", "head_dim")' 'either("head_dim", "linear_head_dim")'
+mutant fla_cache_without_its_newest_column checkpoint/cache.rs \
+    'state.slice_dim(2, 1..width)' 'state.slice_dim(2, 0..width - 1)'
+mutant fla_cache_gains_a_column_at_the_end checkpoint/cache.rs \
+    'vec![oldest, past]' 'vec![past, oldest]'
+
 ((survivors == 0)) || { echo "$survivors survived"; exit 1; }

@@ -12,6 +12,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", MKL_CBWR="COMPATIBLE
 import argparse
 import hashlib
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -52,8 +53,8 @@ def generate(folder, quiet):
 
 
 def manifest(folder):
-    files = sorted(folder.iterdir())
-    return "".join(f"{hashlib.sha256(f.read_bytes()).hexdigest()}  fixtures/{f.name}\n" for f in files)
+    files = sorted(f.relative_to(folder).as_posix() for f in folder.rglob("*") if f.is_file())
+    return "".join(f"{hashlib.sha256((folder / f).read_bytes()).hexdigest()}  fixtures/{f}\n" for f in files)
 
 
 def main():
@@ -67,6 +68,8 @@ def main():
         generate(folder, args.quiet)
         # Not from FLA: a hand-made set with its own answers, listed so that it is checked like the rest.
         (folder / "cases.json").write_bytes((fixtures / "cases.json").read_bytes())
+        # Written by gen_checkpoints.py.
+        shutil.copytree(fixtures / "checkpoints", folder / "checkpoints")
         new = manifest(folder)
         if args.check:
             old = (HERE / "MANIFEST.sha256").read_text()
@@ -74,7 +77,7 @@ def main():
                 print("differs:", line)
             print("same bytes" if new == old else "NOT the same bytes")
             sys.exit(new != old)
-        for f in folder.iterdir():
+        for f in folder.glob("*.*"):
             (fixtures / f.name).write_bytes(f.read_bytes())
         (HERE / "MANIFEST.sha256").write_text(manifest(fixtures))
 

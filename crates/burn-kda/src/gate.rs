@@ -29,11 +29,17 @@ impl DecayFn {
     pub const SIGMOID: Self = Self::Sigmoid { lower_bound: -5.0 };
 
     pub(crate) fn check(&self, function: &str) {
-        if let Self::Sigmoid { lower_bound } = self {
-            assert!(
-                lower_bound.is_finite() && *lower_bound < 0.0,
-                "{function}: `lower_bound` of the sigmoid gate must be finite and negative, got {lower_bound}",
-            );
+        if let Err(problem) = self.validate() {
+            panic!("{function}: {problem}");
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        match self {
+            Self::Sigmoid { lower_bound } if !(lower_bound.is_finite() && *lower_bound < 0.0) => {
+                Err(format!("`lower_bound` of the sigmoid gate must be finite and negative, got {lower_bound}"))
+            }
+            _ => Ok(()),
         }
     }
 }

@@ -33,12 +33,15 @@
 //! | a layer in a model | [`KdaConfig`], [`KdaModule`], [`KdaState`] |
 //! | the operator alone | [`chunk_kda`] (train, prefill), [`recurrent_kda`], [`kda_step`] (decode) |
 //! | its inputs | [`decay_gate`], [`write_strength`], [`l2_normalize`], [`short_convolution`], [`gated_rms_norm`] |
+//! | weights of published models | [`checkpoint`] (feature `checkpoint`, on by default) |
 //!
 //! Activations may be f64, f32, bf16 or f16; gates, norms and states are computed in f32 at least. Bad shapes, dtypes
 //! and options panic before any work and name the argument.
 
 mod activation;
 mod backends;
+#[cfg(feature = "checkpoint")]
+pub mod checkpoint;
 mod functions;
 mod gate;
 #[cfg(feature = "cubecl")]

@@ -85,6 +85,7 @@ impl KdaConfig {
             .with_decay(DecayFn::SIGMOID)
             .with_decay_projection(Projection::Full)
             .with_output_gate(Projection::Full)
+            .with_norm_eps(1e-6)
     }
 
     /// Value heads `HV`.
@@ -156,6 +157,14 @@ impl KdaConfig {
     }
 
     fn check(&self) {
+        if let Err(problem) = self.validate() {
+            panic!("KdaConfig: {problem}");
+        }
+    }
+
+    /// What is wrong with a field, naming it.
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        let ensure = |holds: bool, problem: &dyn Fn() -> String| if holds { Ok(()) } else { Err(problem()) };
         for (field, size) in [
             ("hidden_size", self.hidden_size),
             ("num_heads", self.num_heads),
@@ -163,35 +172,29 @@ impl KdaConfig {
             ("num_v_heads", self.value_heads()),
             ("conv_size", self.conv_size.unwrap_or(1)),
         ] {
-            assert!(size > 0, "KdaConfig: `{field}` must be at least 1, got {size}");
+            ensure(size > 0, &|| format!("`{field}` must be at least 1, got {size}"))?;
         }
         for (field, projection) in [("decay_projection", self.decay_projection), ("output_gate", self.output_gate)] {
-            assert!(projection != Projection::LowRank(0), "KdaConfig: the rank of `{field}` must be at least 1, got 0");
+            ensure(projection != Projection::LowRank(0), &|| {
+                format!("the rank of `{field}` must be at least 1, got 0")
+            })?;
         }
-        assert!(
-            self.value_heads().is_multiple_of(self.num_heads),
-            "KdaConfig: `num_v_heads` must be a multiple of `num_heads` = {}, got {}",
-            self.num_heads,
-            self.value_heads(),
-        );
-        let exact = self.head_dim as f64 * self.expand_v;
+        let (heads, value_heads) = (self.num_heads, self.value_heads());
+        ensure(value_heads.is_multiple_of(heads), &|| {
+            format!("`num_v_heads` must be a multiple of `num_heads` = {heads}, got {value_heads}")
+        })?;
+        let (head_dim, expand_v) = (self.head_dim, self.expand_v);
+        let exact = head_dim as f64 * expand_v;
         let whole = self.value_head_dim() as f64;
-        assert!(
-            whole >= 1.0 && (exact - whole).abs() <= 1e-5 * whole,
-            "KdaConfig: `expand_v` times `head_dim` must be a positive integer, got {} * {} = {exact}",
-            self.expand_v,
-            self.head_dim,
-        );
-        assert!(
-            self.norm_eps > 0.0 && self.norm_eps.is_finite(),
-            "KdaConfig: `norm_eps` must be positive and finite, got {}",
-            self.norm_eps,
-        );
-        assert!(
-            self.chunk_size.is_power_of_two() && self.chunk_size <= 128,
-            "KdaConfig: `chunk_size` must be a power of two from 1 to 128, got {}",
-            self.chunk_size,
-        );
-        self.decay.check("KdaConfig");
+        ensure(whole >= 1.0 && (exact - whole).abs() <= 1e-5 * whole, &|| {
+            format!("`expand_v` times `head_dim` must be a positive integer, got {expand_v} * {head_dim} = {exact}")
+        })?;
+        let eps = self.norm_eps;
+        ensure(eps > 0.0 && eps.is_finite(), &|| format!("`norm_eps` must be positive and finite, got {eps}"))?;
+        let chunk = self.chunk_size;
+        ensure(chunk.is_power_of_two() && chunk <= 128, &|| {
+            format!("`chunk_size` must be a power of two from 1 to 128, got {chunk}")
+        })?;
+        self.decay.validate()
     }
 }
