@@ -147,11 +147,11 @@ fn chunk_forward(shape: Shape, keeps: bool) -> [Kernel; 2] {
     ]
 }
 
-/// Chunks of 32 tokens, cubes of 64 value channels; as [`chunk_forward`].
+/// Chunks of 32 tokens, cubes of 32 value channels; as [`chunk_forward`].
 fn chunk_backward(shape: Shape) -> [Kernel; 3] {
     let tokens = (shape.0 * shape.1 * shape.2) as f64;
     let (key, value) = (shape.3 as f64, shape.4 as f64);
-    let (key_tiles, value_tiles, cubes) = (key / 16.0, value / 16.0, value / 64.0);
+    let (key_tiles, value_tiles, cubes) = (key / 16.0, value / 16.0, value / 32.0);
     let scores = 4.0 * 3.0 * 32.0;
     let sums = 4.0 * cubes * (3.0 * key + key / 32.0 + 65.0);
     [

@@ -3,6 +3,7 @@
 
 #[cfg(feature = "fusion")]
 use burn::backend::fusion::custom::TensorSpec;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension};
 use burn::tensor::DType;
@@ -59,6 +60,12 @@ impl KdaOps for Cube {
     ) -> KdaGradients<Self> {
         match plan(&inputs, |dims, properties| BackwardPlan::new(dims, inputs.q.dtype(), properties)) {
             Some(plan) => {
+                let dtype = inputs.v.dtype();
+                let like_output = |d_o: FloatTensor<Self>| match d_o.dtype() == dtype {
+                    true => d_o,
+                    false => Self::float_cast(d_o, dtype.into()),
+                };
+                let d_o = d_o.into_option().map(like_output).into();
                 <Self as KernelOps>::backward(inputs, initial_state, states, d_o, d_final_state, scale, wanted, plan)
             }
             None => plain_backward(inputs, initial_state, states, [d_o, d_final_state], scale, chunk_size, wanted),
@@ -68,7 +75,9 @@ impl KdaOps for Cube {
 
 /// None if the plain algorithm has to run.
 fn plan<P>(inputs: &KdaTensors<Cube>, of: impl FnOnce(Dims, &DeviceProperties) -> Option<P>) -> Option<P> {
-    let runs = inputs.q.dtype() != DType::F64 && Mode::current() == Mode::Accelerated;
+    let has_kernels = |x: &FloatTensor<Cube>| matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16);
+    let runs =
+        [&inputs.q, &inputs.g, &inputs.beta].into_iter().all(has_kernels) && Mode::current() == Mode::Accelerated;
     runs.then(|| of(dims(inputs), inputs.q.device().client().properties()))?
 }
 

@@ -23,7 +23,7 @@ pub(super) mod scan;
 pub(super) mod scores;
 
 use burn::tensor::{DType, Shape};
-use burn_cubecl::ops::numeric::empty_device_dtype;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
@@ -81,7 +81,7 @@ pub(super) fn scores(dims: Dims, [q, k, g, beta]: [&CubeTensor; 4], with_kk: boo
     let chunks = dims.time.div_ceil(plan.rows);
     let matrices = if with_kk { 3 } else { 2 };
     let shape = Shape::from([dims.lanes(), chunks, matrices, plan.rows * plan.rows]);
-    let scores = empty_device_dtype(client.clone(), q.device.clone(), shape, DType::F32);
+    let scores = empty_device_contiguous_dtype(client.clone(), q.device.clone(), shape, DType::F32);
     let [x, g_dtype, beta_dtype] = dtypes(q.dtype, g.dtype, beta.dtype);
     let address = [q, k, g, beta, &scores].map(CubeTensor::required_address_type).into_iter().max();
     let cube = CubeDim::new_1d(plan.units() as u32);

@@ -41,7 +41,7 @@ impl TensorCores {
     fn of(dims: Dims, dtype: DType) -> Option<bool> {
         match Self::current() {
             _ if dims.time < ChunkPlan::LEAST_TOKENS => None,
-            Self::Used if dtype != DType::F32 => Some(true),
+            Self::Used if matches!(dtype, DType::F16 | DType::BF16) => Some(true),
             Self::Imitated => Some(false),
             _ => None,
         }

@@ -45,3 +45,10 @@ fn at<X: Float>(x: &Tensor<X>, a: usize, b: usize, c: usize, d: usize) -> usize 
 pub(super) fn beta_of<B: Float>(beta: &Tensor<B>, batch: usize, t: usize, head: usize) -> f32 {
     f32::cast_from(beta[batch * beta.stride(0) + t * beta.stride(1) + head * beta.stride(2)])
 }
+
+/// As [`beta_of`]: CUDA's allocator pads rows.
+#[cube]
+pub(super) fn write_beta<B: Float>(to: &mut Tensor<B>, batch: usize, t: usize, head: usize, value: f32) {
+    let place = batch * to.stride(0) + t * to.stride(1) + head * to.stride(2);
+    to[place] = B::cast_from(value);
+}

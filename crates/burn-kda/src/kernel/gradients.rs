@@ -19,7 +19,7 @@ pub(super) mod scan;
 pub(super) mod scores;
 
 use burn::tensor::{DType, Shape};
-use burn_cubecl::ops::numeric::empty_device_dtype;
+use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
@@ -76,6 +76,12 @@ impl Gradients {
                 .then(|| empty_device_dtype(q.client.clone(), q.device.clone(), initial_state, DType::F32)),
         }
     }
+
+    /// Those that the last kernel writes.
+    pub fn of_inputs(&self) -> impl Iterator<Item = &CubeTensor> {
+        let Self { q, k, g, beta, .. } = self;
+        [q, k, g, beta].into_iter().flatten()
+    }
 }
 
 /// From the inputs as [`recurrent`](super::recurrent::recurrent) has them, the states it kept if there are several segments, and the cotangents of output and final state.
@@ -94,7 +100,8 @@ pub(crate) fn gradients(
     let device = q.device.clone();
     let dtypes = dtypes(q.dtype, g.dtype, beta.dtype);
     let gradients = Gradients::empty(dims, [&q, &g, &beta], wanted);
-    let empty = |shape: &[usize]| empty_device_dtype(client.clone(), device.clone(), Shape::from(shape), DType::F32);
+    let empty =
+        |shape: &[usize]| empty_device_contiguous_dtype(client.clone(), device.clone(), Shape::from(shape), DType::F32);
     let (lanes, chunks, tiles) = (dims.lanes(), dims.time.div_ceil(ROWS), plan.tiles(dims));
     let launch = |cubes: usize, units: usize| {
         let dim = CubeDim::new_1d(units as u32);
@@ -125,6 +132,7 @@ pub(crate) fn gradients(
         .chain(&kept)
         .chain(&d_o)
         .chain(&d_final_state)
+        .chain(&gradients.v)
         .collect();
     let (count, dim) = launch(lanes * tiles, plan.units());
     scan_kernel::launch(
@@ -157,7 +165,7 @@ pub(crate) fn gradients(
             &client,
             count,
             dim,
-            address(&[&q, &k, &g, &sums]),
+            address(&[&q, &k, &g, &sums].into_iter().chain(gradients.of_inputs()).collect::<Vec<_>>()),
             q.into_tensor_arg(),
             k.into_tensor_arg(),
             g.into_tensor_arg(),

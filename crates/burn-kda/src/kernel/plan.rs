@@ -1,6 +1,6 @@
 //! How a launch is cut into cubes and units, from the sizes of the problem and the limits of the device.
 
-use cubecl::features::{MmaConfig, Plane};
+use cubecl::features::{MmaConfig, Plane, TypeUsage};
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind, HardwareProperties};
 
 use super::chunk::gradients::largest_chunk_buffer;
@@ -210,27 +210,32 @@ impl ChunkPlan {
     /// Of the forward pass; none if the device cannot run the kernels on such a problem.
     pub fn forward(dims: Dims, properties: &DeviceProperties, tensor_cores: bool) -> Option<Self> {
         let shared = |plan: &Self| plan.scores_bytes().max(plan.scan_bytes());
-        Self::new(dims, properties, tensor_cores, &[64, 32, 16], shared, |plan| plan.scores_len(dims))
+        // Tensor cores earn nothing on chunks of one tile.
+        let rows: &[usize] = if tensor_cores { &[64, 32] } else { &[64, 32, 16] };
+        Self::new(dims, properties, tensor_cores, (rows, &[4, 2, 1]), shared, |plan| plan.scores_len(dims))
     }
 
     /// As [`forward`](Self::forward), of the backward pass. Its units keep twice as much of each row.
     pub fn backward(dims: Dims, properties: &DeviceProperties, tensor_cores: bool) -> Option<Self> {
         let shared = |plan: &Self| plan.scores_bytes().max(plan.back_bytes()).max(plan.inputs_bytes());
         let largest = |plan: &Self| plan.scores_len(dims).max(largest_chunk_buffer(dims, plan));
-        Self::new(dims, properties, tensor_cores, &[32, 16], shared, largest)
+        let rows: &[usize] = if tensor_cores { &[32] } else { &[32, 16] };
+        Self::new(dims, properties, tensor_cores, (rows, &[2, 1]), shared, largest)
     }
 
     fn new(
         dims: Dims,
         properties: &DeviceProperties,
         tensor_cores: bool,
-        rows: &[usize],
+        (rows, value_tiles): (&[usize], &[usize]),
         shared_bytes: impl Fn(&Self) -> usize,
         largest_buffer: impl Fn(&Self) -> usize,
     ) -> Option<Self> {
         let hardware = &properties.hardware;
         let planes = [hardware.plane_size_min, hardware.plane_size_max].map(|size| size as usize);
-        let has_cores = planes == [Self::PLANE; 2] && properties.features.matmul.cmma.contains(&Self::instruction());
+        let has_cores = planes == [Self::PLANE; 2]
+            && properties.features.matmul.cmma.contains(&Self::instruction())
+            && properties.type_usage(Self::instruction().a_type).contains(TypeUsage::Conversion);
         // A multiprocessor has room for one cube or two: wide cubes on most of them beat narrow ones in a second turn.
         let enough = hardware.num_streaming_multiprocessors.map_or(1, |count| count as usize * 3 / 4);
         let fits = |plan: &Self| {
@@ -244,7 +249,8 @@ impl ChunkPlan {
         let key_tiles = dims.key_dim.div_ceil(TILE);
         let plan = |rows, value_tiles| Self { rows, key_tiles, value_tiles, plane: Self::PLANE, tensor_cores };
         let is_wide = |plan: &Self| plan.value_tiles == 1 || plan.cubes(dims) >= enough;
-        let mut plans = rows.iter().flat_map(|&rows| [4, 2, 1].map(|value_tiles| plan(rows, value_tiles)));
+        let mut plans =
+            rows.iter().flat_map(|&rows| value_tiles.iter().map(move |&value_tiles| plan(rows, value_tiles)));
         plans.find(|plan| (has_cores || !tensor_cores) && is_wide(plan) && fits(plan))
     }
 

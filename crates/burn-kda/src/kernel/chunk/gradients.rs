@@ -1,7 +1,7 @@
 //! The backward pass on tensor cores: three launches, as [`gradients`](crate::kernel::gradients) has them.
 
 use burn::tensor::{DType, Shape};
-use burn_cubecl::ops::numeric::empty_device_dtype;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
@@ -33,7 +33,9 @@ pub(in crate::kernel) fn chunked_gradients(
     let [x, g_dtype, beta_dtype] = dtypes(q.dtype, g.dtype, beta.dtype);
     let dtypes = [x, g_dtype, beta_dtype, plan.number()];
     let gradients = Gradients::empty(dims, [&q, &g, &beta], wanted);
-    let empty = |shape: [usize; 4]| empty_device_dtype(client.clone(), device.clone(), Shape::from(shape), DType::F32);
+    let empty = |shape: [usize; 4]| {
+        empty_device_contiguous_dtype(client.clone(), device.clone(), Shape::from(shape), DType::F32)
+    };
     let launch = |cubes: usize| {
         let dim = CubeDim::new_1d(plan.units() as u32);
         (calculate_cube_count_elemwise(&client, cubes * plan.units(), dim), dim)
@@ -48,6 +50,7 @@ pub(in crate::kernel) fn chunked_gradients(
         .chain(&kept)
         .chain(&d_o)
         .chain(&d_final_state)
+        .chain(&gradients.v)
         .collect();
     let (count, dim) = launch(plan.cubes(dims));
     chunk_back_kernel::launch(
@@ -80,7 +83,7 @@ pub(in crate::kernel) fn chunked_gradients(
             &client,
             count,
             dim,
-            address(&[&q, &k, &g, &sums]),
+            address(&[&q, &k, &g, &sums].into_iter().chain(gradients.of_inputs()).collect::<Vec<_>>()),
             q.into_tensor_arg(),
             k.into_tensor_arg(),
             g.into_tensor_arg(),

@@ -7,7 +7,7 @@ use super::back::SumsOf;
 use super::channel::{Channel, decay, place, rows_of};
 use super::operand::{ALIGNMENT, Layout, Operand, TILE, product};
 use super::scores::level_rows;
-use crate::kernel::element::write;
+use crate::kernel::element::{write, write_beta};
 use crate::kernel::plan::ChunkPlan;
 
 /// One cube per chunk of a query and key head.
@@ -220,8 +220,8 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
             ComptimeOption::Some(d_beta) => {
                 for t in range_stepped(unit, rows, units) {
                     if start + t < time {
-                        d_beta[(batch * time + start + t) * value_heads + head] =
-                            B::cast_from(over_parts(sums, from + of.beta + t, parts, part_size));
+                        let sum = over_parts(sums, from + of.beta + t, parts, part_size);
+                        write_beta(d_beta, batch, start + t, head, sum);
                     }
                 }
             }

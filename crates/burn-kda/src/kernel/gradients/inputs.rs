@@ -4,7 +4,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::super::decay::decay;
-use super::super::element::{read, write};
+use super::super::element::{read, write, write_beta};
 use super::{ROWS, SCORE_SUMS, SUMS};
 
 /// One cube per chunk of a query and key head, one unit per key channel.
@@ -157,8 +157,7 @@ pub(in super::super) fn inputs_kernel<X: Float, G: Float, B: Float>(
             ComptimeOption::Some(d_beta) => {
                 for t in range_stepped(d, ROWS, key_dim) {
                     if start + t < time {
-                        d_beta[(batch * time + start + t) * value_heads + head] =
-                            B::cast_from(d_scores[comptime!(2 * ROWS * ROWS) + t]);
+                        write_beta(d_beta, batch, start + t, head, d_scores[comptime!(2 * ROWS * ROWS) + t]);
                     }
                 }
             }
