@@ -86,9 +86,11 @@ fn sources(properties: Arc<DeviceProperties>, heads: (usize, usize), float: Floa
     let dims = Dims { batch: 1, time: 8192, heads: 64, value_heads: 64, key_dim, value_dim };
     let plan = Plan::new(dims, &properties).expect("a plan");
     let scan = ScanPlan::new(dims, &properties).expect("a plan");
-    let settings = |units: usize| {
-        KernelSettings::new(Dim3 { x: units as u32, y: 1, z: 1 }, ExecutionMode::Checked, AddressType::U32)
-    };
+    // 64 bits for tensors of 2^32 numbers, which are compiled for the other heads.
+    let is_main = heads == HEADS[0] || float != FloatKind::F32;
+    let address = if is_main { AddressType::U32 } else { AddressType::U64 };
+    let settings =
+        |units: usize| KernelSettings::new(Dim3 { x: units as u32, y: 1, z: 1 }, ExecutionMode::Checked, address);
     let mut launcher = KernelLauncher::new(settings(32));
     let meta = TensorMeta::register(TensorMetaLaunch::new(1, 4), &mut launcher);
     let tensor = || TensorCompilationArg { meta: meta.clone(), buffer: BufferCompilationArg { inplace: None } };

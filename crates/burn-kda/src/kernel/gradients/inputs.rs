@@ -52,7 +52,6 @@ pub(in super::super) fn inputs_kernel<X: Float, G: Float, B: Float>(
     let mut d_scores = Shared::<[f32]>::new_slice(SCORE_SUMS);
     let mut log_decays = Array::<f32>::new(ROWS);
     let mut by_decay = Array::<f32>::new(ROWS);
-    let mut of_channel = Array::<f32>::new(SUMS);
     for member in 0..group {
         let head = key_head * group + member;
         let lane = batch * value_heads + head;
@@ -60,24 +59,14 @@ pub(in super::super) fn inputs_kernel<X: Float, G: Float, B: Float>(
         let tile_size = lanes * chunks * sums_chunk;
         sync_cube();
         for i in range_stepped(d, SCORE_SUMS, key_dim) {
-            let mut sum = 0.0f32;
-            for tile in 0..tiles {
-                sum += sums[tile * tile_size + from + comptime!(SUMS * key_dim) + i];
-            }
-            d_scores[i] = sum;
+            d_scores[i] = over_tiles(sums, from + comptime!(SUMS * key_dim) + i, tiles, tile_size);
         }
-        #[unroll]
-        for i in 0..SUMS {
-            let mut sum = 0.0f32;
-            for tile in 0..tiles {
-                sum += sums[tile * tile_size + from + comptime!(i * key_dim) + d];
-            }
-            of_channel[i] = sum;
-        }
+        let of_channel = from + d;
+        let whole = over_tiles(sums, of_channel + comptime!(3 * ROWS * key_dim), tiles, tile_size);
         #[unroll]
         for t in 0..ROWS {
             log_decays[t] = 0.0f32;
-            by_decay[t] = of_channel[comptime!(3 * ROWS)];
+            by_decay[t] = whole;
             if start + t < time {
                 log_decays[t] = read(g, batch, start + t, head, d);
             }
@@ -90,8 +79,8 @@ pub(in super::super) fn inputs_kernel<X: Float, G: Float, B: Float>(
         for t in 0..ROWS {
             before += log_decays[t];
             let from_start = decay(before);
-            let of_query = of_channel[t] * from_start;
-            let of_key = of_channel[comptime!(ROWS + t)] * from_start;
+            let of_query = over_tiles(sums, of_channel + comptime!(t * key_dim), tiles, tile_size) * from_start;
+            let of_key = over_tiles(sums, of_channel + comptime!((ROWS + t) * key_dim), tiles, tile_size) * from_start;
             by_query[t] += of_query;
             by_key[t] += of_key;
             let of_decay = of_query * queries[t] + of_key * keys[t];
@@ -105,7 +94,8 @@ pub(in super::super) fn inputs_kernel<X: Float, G: Float, B: Float>(
         #[unroll]
         for n in 0..ROWS {
             let t = comptime!(ROWS - 1 - n);
-            let of_key = of_channel[comptime!(2 * ROWS + t)] * decay(after);
+            let of_key =
+                over_tiles(sums, of_channel + comptime!((2 * ROWS + t) * key_dim), tiles, tile_size) * decay(after);
             by_key[t] += of_key;
             let of_decay = of_key * keys[t];
             #[unroll]
@@ -174,6 +164,16 @@ pub(in super::super) fn inputs_kernel<X: Float, G: Float, B: Float>(
         ComptimeOption::Some(d_k) => write_rows(&by_key, d_k, batch, start, key_head, d),
         ComptimeOption::None => {}
     }
+}
+
+/// What the tiles of value channels have left, together.
+#[cube]
+fn over_tiles(sums: &Tensor<f32>, at: usize, tiles: usize, tile_size: usize) -> f32 {
+    let mut sum = 0.0f32;
+    for tile in 0..tiles {
+        sum += sums[tile * tile_size + at];
+    }
+    sum
 }
 
 #[cube]
