@@ -62,8 +62,9 @@ impl KdaConfig {
     ///
     /// # Errors
     ///
-    /// For a `model_type` that is none of these, a missing key, or a value that cannot be; the error names the key. A
-    /// key has a default only where the model's own code takes its absence for one.
+    /// For a `model_type` that is none of these, a missing key, or a value that cannot be; the error names the key. Keys
+    /// that decide shapes or the gate must be there, even where the model's code has a default; only what published
+    /// files leave out may be missing, such as a bound under `linear_attn_config`.
     ///
     /// # Example
     ///
