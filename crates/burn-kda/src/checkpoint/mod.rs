@@ -3,7 +3,7 @@
 //! | for | use |
 //! |---|---|
 //! | the configuration | [`KdaConfig::from_hf`](crate::KdaConfig::from_hf), [`ModelConfig`] |
-//! | weights | [`load_layer`], [`load_all`], or [`Checkpoint`] to open the files once |
+//! | weights | [`load_layer`], [`load_all`], or [`Checkpoint`] to read configuration and index once; shards are opened per layer |
 //! | writing them back | [`save_layer`], [`save_layers`] with a [`LayerLayout`] |
 //! | a cache of FLA's layer | [`FlaCache`], from and into [`KdaState`](crate::KdaState) |
 //!
