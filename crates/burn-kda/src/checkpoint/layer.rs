@@ -160,8 +160,8 @@ impl Located {
     }
 }
 
-/// The first naming of the family under which the layer has a tensor; else the published one, so that an error names what
-/// is expected. No single tensor decides: it may be the one that is missing, or one too many.
+/// The first naming of the family under which the layer has a tensor; else the published one, so that an error names
+/// what is expected. No single tensor decides: it may be the one that is missing, or one too many.
 fn naming(source: &Source, model: &ModelConfig, layer: usize) -> (String, Style) {
     let prefixes = names::prefixes(model.family, layer);
     let used = prefixes.iter().find(|prefix| source.any_below(prefix));

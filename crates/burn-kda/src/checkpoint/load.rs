@@ -43,12 +43,12 @@ pub struct DecayParameters {
 
 impl Checkpoint {
     /// Opens a folder with `config.json` and `model.safetensors` or `model.safetensors.index.json`; or one of the latter
-    /// two, by any name, beside a `config.json`. Reads no tensor.
+    /// two, by any name, beside a `config.json`, in which the last of two equal keys counts. Reads no tensor.
     ///
     /// # Errors
     ///
-    /// If a file is missing or malformed, if a folder has both a model and an index, or if the configuration is of no KDA
-    /// model.
+    /// If a file is missing or malformed, if a folder has both a model and an index, or if the configuration is of no
+    /// KDA model.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let path = path.as_ref();
         let folder: PathBuf = if path.is_dir() { path.into() } else { path.parent().unwrap_or(Path::new("")).into() };
@@ -87,7 +87,8 @@ impl Checkpoint {
     /// Loads layer `layer`, counted from 0 over all layers of the model.
     ///
     /// Weights become `precision`, `A_log` and `dt_bias` f32 (f64 in f64). Each tensor is read, converted and handed to
-    /// the device before the next one: beside the layer, one tensor at a time is held, as read, converted and transposed.
+    /// the device before the next one: beside the layer, one tensor at a time is held, as read, converted and
+    /// transposed.
     ///
     /// # Errors
     ///

@@ -35,8 +35,8 @@ fn check_activation(config: &Fields) -> Result<()> {
 
 /// The layer lists count from 1. The gate is unbounded and of low rank unless the file says otherwise.
 pub(super) fn kimi(family: Family, config: &Fields) -> Result<ModelConfig> {
-    // Kimi K3's convolutions keep silu beside another activation of the model. That activation tells its text model, which
-    // calls itself `kimi_linear`, from Kimi Linear.
+    // Kimi K3's convolutions keep silu beside another activation of the model. By that activation its text model, which
+    // calls itself `kimi_linear`, is refused on its own.
     if family == Family::KimiLinear {
         check_activation(config)?;
     }
@@ -93,8 +93,8 @@ pub(super) fn glm5_next(root: &Fields) -> Result<ModelConfig> {
     Ok(ModelConfig { family: Family::Glm5Next, num_layers, kda_layers, layer })
 }
 
-/// Null is the unbounded gate, unless `safe_gate` is there to replace it. A table that does not say leaves the model's own
-/// bound, or the default of transformers' class.
+/// Null is the unbounded gate, unless `safe_gate` replaces it. A table that does not say leaves the model's own bound, or
+/// the default of transformers' class.
 fn glm_bound(config: &Fields, linear: Option<&Fields>) -> Result<Option<f64>> {
     const DEFAULT: f64 = -5.0;
     let own = config.optional_bound("linear_lower_bound")?;
