@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType};
 use burn_kda::KdaConfig;
-use burn_kda::checkpoint::{Checkpoint, LayerLayout, load_all, load_layer, save_layers};
+use burn_kda::checkpoint::{Checkpoint, CheckpointError, LayerLayout, load_all, load_layer, save_layers};
 use serde_json::{Value, json};
 
 struct Counting;
@@ -75,6 +75,36 @@ fn write_header(path: &Path, claimed: u64, header: &str) {
     std::fs::write(path.join("model.safetensors"), bytes).unwrap();
 }
 
+/// A Kimi K3 of one layer and only zeros, most of which are rates past its last head, without a block on disk.
+fn write_sparse_rates(path: &Path, rates: usize) -> PathBuf {
+    let folder = path.join("sparse");
+    std::fs::create_dir_all(&folder).unwrap();
+    let config = json!({
+        "model_type": "kimi_k3",
+        "text_config": {
+            "model_type": "kimi_linear", "hidden_size": 8, "num_hidden_layers": 1, "rms_norm_eps": 1e-5,
+            "linear_attn_config": {
+                "kda_layers": [1], "full_attn_layers": [], "num_heads": 4, "head_dim": 4, "short_conv_kernel_size": 4,
+            },
+        },
+    });
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let layout = LayerLayout::published(&KdaConfig::from_hf(&config).unwrap(), 0, FloatDType::F32).unwrap();
+    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    for (name, shape, _) in layout.tensors() {
+        let shape = if name.ends_with("A_log") { vec![rates] } else { shape.to_vec() };
+        let start = end;
+        end += 4 * shape.iter().product::<usize>();
+        header.insert(name.into(), json!({"dtype": "F32", "shape": shape, "data_offsets": [start, end]}));
+    }
+    let header = Value::from(header).to_string();
+    let file = folder.join("model.safetensors");
+    std::fs::write(&file, [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(file).unwrap();
+    file.set_len((8 + header.len() + end) as u64).unwrap();
+    folder
+}
+
 #[test]
 fn memory_of_a_checkpoint() {
     let path = scratch();
@@ -113,6 +143,12 @@ fn memory_of_a_checkpoint() {
         let (result, most) = peak(|| load_all(&path, &device, FloatDType::F32));
         assert!(result.is_err() && most < 1 << 16, "{claimed} {header}: {most}");
     }
+    // Nor for a file that has what it claims, and costs its writer nothing.
+    let sparse = write_sparse_rates(&path, 1 << 26);
+    let (result, most) = peak(|| load_layer(&sparse, 0, &device, FloatDType::F32));
+    let Err(CheckpointError::Shape { name, .. }) = result else { panic!("2^26 rates for 4 heads are a layer") };
+    assert!(name.ends_with("A_log") && most < 1 << 20, "{name}: {most}");
+
     let config = std::fs::read_to_string(path.join("config.json")).unwrap();
     for key in ["hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "short_conv_kernel_size"] {
         for size in [1_u64 << 20, 1 << 30, u64::MAX] {

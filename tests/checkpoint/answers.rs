@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_kda::checkpoint::{Checkpoint, FlaCache, load_all, load_layer};
-use burn_kda::{KdaModule, KdaState};
+use burn_kda::{KdaConfig, KdaModule, KdaState};
 
 use super::common::array::Array;
 use super::common::compare::Report;
@@ -181,6 +181,24 @@ fn an_fla_cache_survives_both_ways() {
                 assert!(Array::of(got.slice_dim(2, 0..1)).values.iter().all(|&x| x == 0.0));
             }
         }
+    }
+}
+
+/// A convolution of one tap has no past; FLA keeps the column that it does not read.
+#[test]
+fn an_fla_cache_of_one_tap_survives_both_ways() {
+    for (platform, device) in devices() {
+        let layer = KdaConfig::new(12, 2, 4).with_conv_size(Some(1)).init(&device);
+        let x = Tensor::<3>::random([2, 5, 12], burn::tensor::Distribution::Default, &device);
+        let (_, state) = layer.forward_with_state(x.clone(), None);
+        let cache = FlaCache::from(state.clone());
+        for conv in cache.conv_state.as_ref().unwrap() {
+            assert_eq!(conv.dims(), [2, 8, 1], "{platform}");
+        }
+        let again = cache.into_state();
+        assert_eq!(again.conv.as_ref().unwrap().q.dims(), [2, 8, 0], "{platform}");
+        let [(want, _), (got, _)] = [state, again].map(|state| layer.forward_with_state(x.clone(), Some(state)));
+        assert_eq!(Array::of(got).values, Array::of(want).values, "{platform}");
     }
 }
 

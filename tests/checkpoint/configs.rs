@@ -138,7 +138,7 @@ fn options_of_each_family() {
     let layer = |config: Value| parse(&config).layer;
     let bound = |lower_bound| DecayFn::Sigmoid { lower_bound };
 
-    // Kimi: bounded only where the file says so, as K3's text model alone would.
+    // Kimi: bounded only where the file says so.
     let path = |key: &str| format!("linear_attn_config.{key}");
     assert_eq!(layer(with(kimi_linear(), &path("gate_lower_bound"), Some(json!(-4)))).decay, bound(-4.0));
     assert_eq!(layer(with(kimi_linear(), &path("gate_lower_bound"), Some(json!(null)))).decay, DecayFn::Softplus);
@@ -158,7 +158,19 @@ fn options_of_each_family() {
     assert_eq!((config.num_heads, config.head_dim, config.conv_size), (2, 16, Some(3)));
     assert_eq!(config.decay, bound(-5.0));
     assert_eq!(layer(older(json!({"gate_lower_bound": -3.0}))).decay, bound(-3.0));
-    assert_eq!(layer(older(json!({"safe_gate": false}))).decay, DecayFn::Softplus);
+    assert_eq!(layer(older(json!({"safe_gate": false}))).decay, bound(-5.0));
+    let null = json!({"gate_lower_bound": null, "safe_gate": false});
+    assert_eq!(layer(older(null.clone())).decay, DecayFn::Softplus);
+    assert_eq!(layer(older(json!({"gate_lower_bound": null, "safe_gate": null}))).decay, DecayFn::Softplus);
+    assert_eq!(layer(older(json!({"gate_lower_bound": null}))).decay, bound(-5.0));
+    // The table's null comes before the model's own bound, which counts where the table has no such key.
+    let both = |extra: Value, own: Value| layer(with(older(extra), "text_config.linear_lower_bound", Some(own))).decay;
+    assert_eq!(both(null, json!(-2.0)), DecayFn::Softplus);
+    assert_eq!(both(json!({"gate_lower_bound": null}), json!(-2.0)), bound(-5.0));
+    assert_eq!(both(json!({"gate_lower_bound": -3.0}), json!(-2.0)), bound(-3.0));
+    assert_eq!(both(json!({"safe_gate": false}), json!(-2.0)), bound(-2.0));
+    assert_eq!(both(json!({"safe_gate": false}), json!(null)), DecayFn::Softplus);
+    assert_eq!(both(json!({}), json!(null)), bound(-5.0));
     assert_eq!(parse(&older(json!({}))).kda_layers.len(), 34, "the list, from 0 here, is not read");
     assert_same(&layer(glm5_next()["text_config"].clone()), &KdaConfig::glm_5_3_flash());
 
@@ -297,20 +309,51 @@ fn values_that_cannot_be_are_errors() {
     row(kimi_linear(), "linear_attn_config.full_attn_layers", json!([4, 8, 12, 16, 20, 24]));
     row(kimi_linear(), "linear_attn_config.full_attn_layers", json!([3, 4, 8, 12, 16, 20, 24, 27]));
     row(glm5_next(), "text_config.layer_types", json!(["linear_attention"]));
+    // A name that is not known could be one for KDA.
+    for kind in ["mamba", "kda", "Linear_attention", ""] {
+        row(with(kimi_linear(), "num_hidden_layers", Some(json!(2))), "layer_types", json!(["linear_attention", kind]));
+    }
     row(fla(), "use_short_conv", json!(1));
     row(fla(), "expand_v", json!(1e300));
     row(json!({"model_type": 3}), "model_type", json!(3));
     assert!(matches!(KdaConfig::from_hf(&json!([])), Err(ConfigError::Invalid { .. })));
 
-    // Fine one by one, but not together: the fields of the layer are named.
-    for (config, path, value, field) in [
-        (fla(), "num_v_heads", json!(24), "num_v_heads"),
-        (fla(), "expand_v", json!(0.3), "expand_v"),
-        (fla(), "expand_v", json!(-1), "expand_v"),
-        (fla(), "norm_eps", json!(0), "norm_eps"),
-        (kimi_k3(), "text_config.linear_attn_config.gate_lower_bound", json!(5), "lower_bound"),
-    ] {
+    for eps in [json!(0), json!(-1e-5), json!(0.0)] {
+        row(kimi_linear(), "rms_norm_eps", eps.clone());
+        row(kimi_k3(), "text_config.rms_norm_eps", eps.clone());
+        row(glm5_next(), "text_config.rms_norm_eps", eps.clone());
+        row(bailing_hybrid(), "rms_norm_eps", eps.clone());
+        row(fla(), "norm_eps", eps);
+    }
+    for bound in [json!(5), json!(0), json!(-0.0), json!("-5")] {
+        row(kimi_linear(), "linear_attn_config.gate_lower_bound", bound.clone());
+        row(kimi_k3(), "text_config.linear_attn_config.gate_lower_bound", bound.clone());
+        row(glm5_next(), "text_config.linear_lower_bound", bound.clone());
+        row(bailing_hybrid(), "kda_lower_bound", bound.clone());
+        row(fla(), "lower_bound", bound);
+    }
+    row(fla(), "expand_v", json!(-1));
+    // K3's text model alone calls itself `kimi_linear`, and is not.
+    row(kimi_k3()["text_config"].clone(), "hidden_act", json!("situ"));
+
+    // Fine one by one, but not together: the fields of the layer, which are FLA's keys, are named.
+    for (config, path, value, field) in
+        [(fla(), "num_v_heads", json!(24), "num_v_heads"), (fla(), "expand_v", json!(0.3), "expand_v")]
+    {
         let error = KdaConfig::from_hf(&with(config, path, Some(value))).unwrap_err();
         assert!(matches!(&error, ConfigError::Layer(problem) if problem.contains(field)), "{path}: {error}");
     }
+}
+
+/// A list of layers is searched, not scanned, for each layer.
+#[test]
+fn long_lists_of_layers_are_read_at_once() {
+    let layers = 1 << 20;
+    let others: Vec<_> = (0..layers / 2).collect();
+    let config = with(fla(), "num_hidden_layers", Some(json!(layers)));
+    let config = with(config, "attn", Some(json!({"layers": others})));
+    let start = std::time::Instant::now();
+    assert_eq!(parse(&config).kda_layers.len(), layers / 2);
+    // A scan takes minutes.
+    assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
 }

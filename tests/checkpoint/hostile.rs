@@ -102,6 +102,9 @@ fn headers_that_deceive_are_errors() {
     ] {
         row(&format!("shape {shape}"), changed("shape", shape));
     }
+    let other_shape = with_file("kimi_k3", "header", FILE, &changed("shape", json!([48, 41])));
+    let error = read(&other_shape, "another shape").unwrap_err().to_string();
+    assert!(error.contains(name) && error.contains("[48, 41]"), "{error}");
     for offsets in [
         json!([start, end + 2]),
         json!([start + 2, end + 2]),

@@ -1,4 +1,4 @@
-//! Prints the KDA layers of a checkpoint: shapes, dtypes, gate, and how long each head remembers.
+//! Prints the KDA layers of a checkpoint: sizes, dtypes, gate, and how long each head remembers.
 //!
 //! ```sh
 //! cargo run --release --example inspect                                 # on a fixture of this repository

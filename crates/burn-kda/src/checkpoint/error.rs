@@ -62,7 +62,7 @@ pub enum CheckpointError {
         problem: String,
     },
     /// The layer has other attention than KDA, or is not in the model.
-    #[error("layer {layer} is no KDA layer; those are {}", list(kda_layers))]
+    #[error("layer {layer}, counted from 0, is no KDA layer; those are {}", list(kda_layers))]
     NotKda {
         /// The layer asked for, from 0.
         layer: usize,
@@ -103,8 +103,14 @@ pub enum CheckpointError {
         /// What it is.
         got: String,
     },
+    /// A layout was asked for in a dtype that checkpoints do not have.
+    #[error("a layout's dtype must be F32, BF16 or F16, got {got:?}")]
+    LayoutDtype {
+        /// The dtype asked for.
+        got: FloatDType,
+    },
     /// A decay rate beyond the last head.
-    #[error("`{name}` has {value} at {index}, past its {heads} heads; expected 0")]
+    #[error("`{name}` has {value} at {index}, past its {heads} heads; expected +0")]
     Tail {
         /// The tensor.
         name: String,
@@ -143,7 +149,12 @@ impl CheckpointError {
     }
 }
 
+/// Long lists are cut: an error message should fit on a screen.
 fn list(layers: &[usize]) -> String {
-    let layers: Vec<_> = layers.iter().map(usize::to_string).collect();
-    if layers.is_empty() { "none".into() } else { layers.join(", ") }
+    const MOST: usize = 100;
+    let mut listed: Vec<_> = layers.iter().take(MOST).map(usize::to_string).collect();
+    if layers.len() > MOST {
+        listed.push(format!(".. ({} in all)", layers.len()));
+    }
+    if listed.is_empty() { "none".into() } else { listed.join(", ") }
 }

@@ -49,7 +49,10 @@ impl TensorFile {
         let Unique::<TensorInfo>(tensors) =
             serde_json::from_slice(&bytes).map_err(|e| wrong(format!("header: {e}")))?;
 
-        // Offsets without gaps or overlaps, of the length that dtype and shape have.
+        for (name, info) in &tensors {
+            check_length(info).map_err(|problem| wrong(format!("header: `{name}` {problem}")))?;
+        }
+        // Offsets without gaps or overlaps.
         let mut sorted: Vec<_> = tensors.clone().into_iter().collect();
         sorted.sort_by_key(|(_, info)| info.data_offsets);
         let metadata = Metadata::new(None, sorted).map_err(|e| wrong(format!("header: {e}")))?;
@@ -81,5 +84,16 @@ impl TensorFile {
         let result = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(&mut bytes));
         result.map_err(CheckpointError::io(&self.path))?;
         Ok(bytes)
+    }
+}
+
+/// Offsets of the length that dtype and shape have; the error of the `safetensors` crate would not name the tensor.
+fn check_length(info: &TensorInfo) -> Result<(), String> {
+    let (start, end) = info.data_offsets;
+    let want = info.shape.iter().try_fold(info.dtype.bitsize(), |bits, &len| bits.checked_mul(len));
+    let got = end.checked_sub(start).and_then(|bytes| bytes.checked_mul(8));
+    match want.is_some() && want == got {
+        true => Ok(()),
+        false => Err(format!("of {} and shape {:?} is at bytes {start} to {end}", info.dtype, info.shape)),
     }
 }

@@ -28,17 +28,17 @@ pub(super) struct Stored {
 
 impl LayerLayout {
     /// The layout of layer `layer`, from 0, as the model's family publishes it: `A_log` and `dt_bias` in f32, the rest in
-    /// `dtype`.
+    /// `dtype`. Kimi K3's rates are written without the zeros after the last head.
     ///
     /// # Errors
     ///
     /// If the layer is no KDA layer, or if `dtype` is none that checkpoints have (f32, bf16, f16).
     pub fn published(model: &ModelConfig, layer: usize, dtype: FloatDType) -> Result<Self, CheckpointError> {
         check_layer(model, layer)?;
-        let dtype = DType::from(dtype);
-        if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
-            return Err(CheckpointError::Dtype { name: format!("layer {layer}"), got: format!("{dtype:?}") });
+        if !matches!(dtype, FloatDType::F32 | FloatDType::BF16 | FloatDType::F16) {
+            return Err(CheckpointError::LayoutDtype { got: dtype });
         }
+        let dtype = DType::from(dtype);
         let prefix = &names::prefixes(model.family, layer)[0];
         let entries = names::entries(model, prefix, names::usual_style(model.family));
         let stored = |entry: Entry| {
@@ -150,7 +150,8 @@ impl Located {
             let tail = file.read(info, heads * stored.dtype.size()..all)?;
             let len = tail.len() / stored.dtype.size();
             let tail = TensorData::from_bytes_vec(tail, [len], stored.dtype);
-            if let Some((i, value)) = tail.iter::<f32>().enumerate().find(|(_, value)| *value != 0.0) {
+            // By their bits: -0 would not be written back.
+            if let Some((i, value)) = tail.iter::<f32>().enumerate().find(|(_, value)| value.to_bits() != 0) {
                 let name = stored.entry.name.clone();
                 return Err(CheckpointError::Tail { name, heads, index: heads + i, value });
             }
@@ -159,13 +160,15 @@ impl Located {
     }
 }
 
-/// The first naming of the family under which the layer has a query projection; else the published one, so that an error
-/// names what is expected.
+/// The first naming of the family under which the layer has a tensor; else the published one, so that an error names
+/// what is expected. No single tensor decides: it may be the one that is missing, or one too many.
 fn naming(source: &Source, model: &ModelConfig, layer: usize) -> (String, Style) {
     let prefixes = names::prefixes(model.family, layer);
-    let used = prefixes.iter().find(|prefix| source.contains(&format!("{prefix}q_proj.weight")));
+    let used = prefixes.iter().find(|prefix| source.any_below(prefix));
     let prefix = used.unwrap_or(&prefixes[0]).clone();
-    let native = ["conv1d.weight", "forget_gate.A_log"].iter().any(|name| source.contains(&format!("{prefix}{name}")));
+    let has = |name: &str| source.contains(&format!("{prefix}{name}"));
+    let gate = source.any_below(&format!("{prefix}forget_gate."));
+    let native = gate || has("conv1d.weight") && !has("q_conv1d.weight");
     let style = if native { Style::Native } else { names::usual_style(model.family) };
     (prefix, style)
 }

@@ -1,9 +1,10 @@
 //! Layers from files.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{DType, Device, FloatDType};
-use burn_store::{ModuleSnapshot, PyTorchToBurnAdapter, bridge};
+use burn_store::{ApplyError, ModuleSnapshot, PyTorchToBurnAdapter, bridge};
 
 use super::layer::{LayerLayout, Located};
 use super::source::{Source, read_json};
@@ -42,11 +43,12 @@ pub struct DecayParameters {
 
 impl Checkpoint {
     /// Opens a folder with `config.json` and `model.safetensors` or `model.safetensors.index.json`; or one of the latter
-    /// two, by any name, beside a `config.json`. Reads no tensor.
+    /// two, by any name, beside a `config.json`, in which the last of two equal keys counts. Reads no tensor.
     ///
     /// # Errors
     ///
-    /// If a file is missing or malformed, or if the configuration is of no KDA model.
+    /// If a file is missing or malformed, if a folder has both a model and an index, or if the configuration is of no
+    /// KDA model.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let path = path.as_ref();
         let folder: PathBuf = if path.is_dir() { path.into() } else { path.parent().unwrap_or(Path::new("")).into() };
@@ -85,12 +87,13 @@ impl Checkpoint {
     /// Loads layer `layer`, counted from 0 over all layers of the model.
     ///
     /// Weights become `precision`, `A_log` and `dt_bias` f32 (f64 in f64). Each tensor is read, converted and handed to
-    /// the device before the next one, so that the peak is the layer and its largest tensor.
+    /// the device before the next one: beside the layer, one tensor at a time is held, as read, converted and
+    /// transposed.
     ///
     /// # Errors
     ///
     /// If the layer is no KDA layer, if a tensor below its prefix is missing, unknown, misshapen or in a dtype other than
-    /// bf16, f16 and f32, if `A_log` has a number other than 0 past the last head, if a file cannot be read, or if the
+    /// bf16, f16 and f32, if `A_log` has a number other than +0 past the last head, if a file cannot be read, or if the
     /// device does not support `precision`.
     pub fn load(&self, layer: usize, device: &Device, precision: FloatDType) -> Result<KdaModule, CheckpointError> {
         let dtype = DType::from(precision);
@@ -100,11 +103,18 @@ impl Checkpoint {
             return Err(CheckpointError::Precision { precision, device: format!("{device:?}") });
         }
         let located = Located::find(&self.source, &self.config, layer)?;
+        // burn-store would hand on the text of an error alone.
+        let unread = Arc::new(Mutex::new(None));
         let tensors = located.parts().map(|part| {
+            let unread = Arc::clone(&unread);
             let dtype = if part.is_decay() { wide } else { dtype };
             let (path, shape) = (part.path.into(), part.shape.clone());
             bridge::deferred(path, dtype, shape, None, move || {
-                let data = part.read().map_err(|e| burn_pack::Error::IoError(e.to_string()))?;
+                let data = part.read().map_err(|error| {
+                    let text = error.to_string();
+                    unread.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    burn_pack::Error::IoError(text)
+                })?;
                 data.try_cast(dtype).map_err(|e| burn_pack::Error::ValidationError(e.to_string()))
             })
         });
@@ -112,7 +122,10 @@ impl Checkpoint {
 
         let mut module = self.config.layer.init(device);
         let result = module.apply(tensors, None, Some(Box::new(PyTorchToBurnAdapter)), false);
-        let failed = result.errors.first().map(|error| ("layer".to_string(), error.to_string()));
+        if let Some(error) = unread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(error);
+        }
+        let failed = result.errors.first().map(|error| (path_of(error).to_string(), error.to_string()));
         let missing =
             result.missing.into_iter().next().map(|(path, _)| (path, "no tensor of the file is for it".into()));
         let unused = result.unused.into_iter().next().map(|path| (path, "the module has no such parameter".into()));
@@ -123,7 +136,17 @@ impl Checkpoint {
     }
 }
 
-/// Loads one KDA layer of a published model; see [`Checkpoint::open`] for `path` and [`Checkpoint::load`] for the rest.
+fn path_of(error: &ApplyError) -> &str {
+    match error {
+        ApplyError::ShapeMismatch { path, .. }
+        | ApplyError::DTypeMismatch { path, .. }
+        | ApplyError::AdapterError { path, .. }
+        | ApplyError::LoadError { path, .. } => path,
+    }
+}
+
+/// Loads one KDA layer of a published model, `layer` counted from 0 over all layers; see [`Checkpoint::open`] for `path`
+/// and [`Checkpoint::load`] for the rest.
 ///
 /// # Errors
 ///
@@ -137,7 +160,8 @@ pub fn load_layer(
     Checkpoint::open(path)?.load(layer, device, precision)
 }
 
-/// Loads every KDA layer of a published model, with its number in the model.
+/// Loads every KDA layer of a published model, with its number in the model, from 0. All of them are in memory at the
+/// end; [`Checkpoint::load`] gives one at a time.
 ///
 /// # Errors
 ///

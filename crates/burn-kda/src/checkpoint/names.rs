@@ -26,8 +26,24 @@ pub(super) enum Layout {
     Taps([usize; 2]),
     /// `[n]`.
     Vector(usize),
-    /// One number per head, in any shape of one long axis; Kimi K3 appends zeros.
-    Rates { heads: usize, padded: bool },
+    /// One number per head, in any shape of one long axis.
+    Rates { heads: usize, form: Rates },
+}
+
+/// How a family publishes its rates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rates {
+    /// `[H]`.
+    Vector,
+    /// `[1, 1, H, 1]`.
+    FourAxes,
+    /// `[n]`, with zeros after the last head.
+    Padded,
+}
+
+/// The most rates of a padded tensor. Published are 128 for 96 heads; without an end, a file could ask for any memory.
+fn most_rates(heads: usize) -> usize {
+    heads.next_power_of_two().max(128)
 }
 
 impl Layout {
@@ -36,10 +52,11 @@ impl Layout {
             Self::Matrix(want) => shape == want,
             Self::Taps([channels, width]) => shape == [channels, 1, width] || shape == [channels, width],
             Self::Vector(len) => shape == [len],
-            Self::Rates { heads, padded } => {
+            Self::Rates { heads, form } => {
                 let long: Vec<_> = shape.iter().copied().filter(|&len| len != 1).collect();
                 let len = long.first().copied().unwrap_or(1);
-                long.len() <= 1 && !shape.is_empty() && (len == heads || padded && len > heads)
+                let most = if form == Rates::Padded { most_rates(heads) } else { heads };
+                long.len() <= 1 && !shape.is_empty() && (heads..=most).contains(&len)
             }
         }
     }
@@ -50,8 +67,10 @@ impl Layout {
             Self::Matrix([rows, columns]) => format!("[{rows}, {columns}]"),
             Self::Taps([channels, width]) => format!("[{channels}, 1, {width}] or [{channels}, {width}]"),
             Self::Vector(len) => format!("[{len}]"),
-            Self::Rates { heads, padded: false } => format!("[{heads}] or [1, 1, {heads}, 1]"),
-            Self::Rates { heads, padded: true } => format!("[{heads}], or longer with zeros after {heads}"),
+            Self::Rates { heads, form: Rates::Padded } => {
+                format!("[{heads}], or up to [{}] with zeros after {heads}", most_rates(heads))
+            }
+            Self::Rates { heads, .. } => format!("[{heads}] or [1, 1, {heads}, 1]"),
         }
     }
 
@@ -70,6 +89,7 @@ impl Layout {
             Self::Matrix(shape) => shape.to_vec(),
             Self::Taps([channels, width]) => vec![channels, 1, width],
             Self::Vector(len) => vec![len],
+            Self::Rates { heads, form: Rates::FourAxes } => vec![1, 1, heads, 1],
             Self::Rates { heads, .. } => vec![heads],
         }
     }
@@ -166,8 +186,12 @@ pub(super) fn entries(model: &ModelConfig, prefix: &str, style: Style) -> Vec<En
             }
         }
     }
-    let padded = model.family == Family::KimiK3;
-    add(&format!("{gate}A_log"), Layout::Rates { heads: value_heads, padded }, vec![("a_log", value_heads)]);
+    let form = match model.family {
+        Family::KimiLinear => Rates::FourAxes,
+        Family::KimiK3 => Rates::Padded,
+        _ => Rates::Vector,
+    };
+    add(&format!("{gate}A_log"), Layout::Rates { heads: value_heads, form }, vec![("a_log", value_heads)]);
     add(&format!("{gate}dt_bias"), Layout::Vector(gates), vec![("dt_bias", gates)]);
     add("o_norm.weight", Layout::Vector(value_dim), vec![("o_norm.weight", value_dim)]);
     entries.sort_by(|a, b| a.name.cmp(&b.name));

@@ -14,15 +14,16 @@ use super::CheckpointError;
 use super::layer::{LayerLayout, Stored};
 use crate::KdaModule;
 
-/// Writes layers to one safetensors file, each as its layout says: a layer that was loaded and not changed has the same
-/// bytes again.
+/// Writes layers to one safetensors file, each as its layout says. A layer that was loaded in a precision that holds
+/// every dtype of its layout, as f32 does, and not changed has the same numbers again, bit for bit.
 ///
 /// The layout is that of the checkpoint ([`Checkpoint::layout`](super::Checkpoint::layout)), or that of the family
 /// ([`LayerLayout::published`]). The file appears when it is complete and replaces another of its name.
 ///
 /// # Errors
 ///
-/// If a layer has other parameters than its layout, if two layouts share a name, or if the file cannot be written.
+/// If a layer has other parameters than its layout, if one of them is in a dtype that does not hold that of the layout,
+/// if two layouts share a name, or if the file cannot be written.
 pub fn save_layers(path: impl AsRef<Path>, layers: &[(&LayerLayout, &KdaModule)]) -> Result<(), CheckpointError> {
     let path = path.as_ref();
     let failure = Mutex::new(None);
@@ -75,6 +76,11 @@ fn layer_views<'a>(
             if *got != want {
                 return Err(module_error(path, &format!("{got:?} in the module, {want:?} in the layout")));
             }
+            if !holds(tensor.dtype, stored.dtype) {
+                let problem =
+                    format!("{:?} in the module, which does not hold the layout's {:?}", tensor.dtype, stored.dtype);
+                return Err(module_error(path, &problem));
+            }
             parts.push(tensor);
         }
         views.push((stored.entry.name.as_str(), StoredView { stored, parts, failure }));
@@ -83,6 +89,11 @@ fn layer_views<'a>(
         Some(path) => Err(module_error(&path, "not in the layout")),
         None => Ok(views),
     }
+}
+
+/// Whether a number of the dtype `stored` survives in `module`: what is written must not claim digits that were lost.
+fn holds(module: DType, stored: DType) -> bool {
+    module == stored || matches!(module, DType::F32 | DType::F64)
 }
 
 fn module_error(name: &str, problem: &str) -> CheckpointError {

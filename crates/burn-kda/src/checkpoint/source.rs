@@ -30,12 +30,7 @@ struct Index {
 impl Source {
     /// A folder, a safetensors file, or an index.
     pub(super) fn open(path: &Path) -> Result<Self, CheckpointError> {
-        let path = match path.is_dir() {
-            true => [INDEX, SINGLE].map(|name| path.join(name)).into_iter().find(|path| path.is_file()).ok_or_else(
-                || CheckpointError::file(path, format!("neither {INDEX} nor {SINGLE} is in this folder")),
-            )?,
-            false => path.to_path_buf(),
-        };
+        let path = if path.is_dir() { in_folder(path)? } else { path.to_path_buf() };
         if path.extension().is_none_or(|extension| extension != "json") {
             return Ok(Self::Single(Arc::new(TensorFile::open(&path)?)));
         }
@@ -54,6 +49,14 @@ impl Source {
         match self {
             Self::Single(file) => file.info(name).is_some(),
             Self::Sharded { weight_map, .. } => weight_map.contains_key(name),
+        }
+    }
+
+    /// Whether there is a tensor below `prefix`.
+    pub(super) fn any_below(&self, prefix: &str) -> bool {
+        match self {
+            Self::Single(file) => file.names().any(|name| name.starts_with(prefix)),
+            Self::Sharded { weight_map, .. } => weight_map.keys().any(|name| name.starts_with(prefix)),
         }
     }
 
@@ -86,6 +89,20 @@ impl Source {
             }
         }
         Ok(found)
+    }
+}
+
+/// The model or its index. With both, either could be a leftover.
+fn in_folder(folder: &Path) -> Result<PathBuf, CheckpointError> {
+    let [index, single] = [INDEX, SINGLE].map(|name| folder.join(name));
+    match (index.is_file(), single.is_file()) {
+        (true, false) => Ok(index),
+        (false, true) => Ok(single),
+        (true, true) => {
+            let problem = format!("both {INDEX} and {SINGLE} are in this folder; name the one to read");
+            Err(CheckpointError::file(folder, problem))
+        }
+        (false, false) => Err(CheckpointError::file(folder, format!("neither {INDEX} nor {SINGLE} is in this folder"))),
     }
 }
 

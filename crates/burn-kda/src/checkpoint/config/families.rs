@@ -18,7 +18,7 @@ fn linear_attention(config: &Fields) -> Result<KdaConfig> {
     };
     Ok(KdaConfig::new(config.size("hidden_size")?, heads, head_dim)
         .with_conv_size(Some(width))
-        .with_norm_eps(config.number("rms_norm_eps")?))
+        .with_norm_eps(config.positive("rms_norm_eps")?))
 }
 
 fn decay(lower_bound: Option<f64>) -> DecayFn {
@@ -35,7 +35,8 @@ fn check_activation(config: &Fields) -> Result<()> {
 
 /// The layer lists count from 1. The gate is unbounded and of low rank unless the file says otherwise.
 pub(super) fn kimi(family: Family, config: &Fields) -> Result<ModelConfig> {
-    // Kimi K3's convolutions keep silu beside another activation of the model.
+    // Kimi K3's convolutions keep silu beside another activation of the model. By that activation its text model, which
+    // calls itself `kimi_linear`, is refused on its own.
     if family == Family::KimiLinear {
         check_activation(config)?;
     }
@@ -43,7 +44,7 @@ pub(super) fn kimi(family: Family, config: &Fields) -> Result<ModelConfig> {
     let mut layer = linear_attention(config)?;
     let linear = config.optional_object("linear_attn_config")?;
     if let Some(linear) = &linear {
-        layer.decay = decay(linear.optional_number("gate_lower_bound")?);
+        layer.decay = decay(linear.optional_bound("gate_lower_bound")?);
         if linear.optional_flag("use_full_rank_gate")?.unwrap_or(false) {
             layer.output_gate = Projection::Full;
         }
@@ -86,19 +87,29 @@ pub(super) fn glm5_next(root: &Fields) -> Result<ModelConfig> {
     let num_layers = config.size("num_hidden_layers")?;
     let mut layer = linear_attention(config)?;
     let linear = config.optional_object("linear_attn_config")?;
-    let own = config.optional_number("linear_lower_bound")?;
-    layer.decay = decay(match &linear {
-        Some(linear) => match linear.optional_number("gate_lower_bound")?.or(own) {
-            None if linear.optional_flag("safe_gate")?.unwrap_or(true) => Some(-5.0),
-            bound => bound,
-        },
-        // Null is the unbounded gate.
-        None if !config.has("linear_lower_bound") => return Err(config.missing("linear_lower_bound")),
-        None => own,
-    });
+    layer.decay = decay(glm_bound(config, linear.as_ref())?);
     let kda_layers = config.optional_layer_types(num_layers)?;
     let kda_layers = kda_layers.unwrap_or_else(|| (0..num_layers).filter(|i| i % 4 != 3).collect());
     Ok(ModelConfig { family: Family::Glm5Next, num_layers, kda_layers, layer })
+}
+
+/// Null is the unbounded gate, unless `safe_gate` replaces it. A table that does not say leaves the model's own bound, or
+/// the default of transformers' class.
+fn glm_bound(config: &Fields, linear: Option<&Fields>) -> Result<Option<f64>> {
+    const DEFAULT: f64 = -5.0;
+    let own = config.optional_bound("linear_lower_bound")?;
+    let has_own = config.has("linear_lower_bound");
+    let Some(linear) = linear else {
+        return if has_own { Ok(own) } else { Err(config.missing("linear_lower_bound")) };
+    };
+    let bound = match linear.optional_bound("gate_lower_bound")? {
+        None if linear.has("gate_lower_bound") => None,
+        None if has_own => own,
+        None => Some(DEFAULT),
+        bound => bound,
+    };
+    let safe = linear.optional_flag("safe_gate")?.unwrap_or(!linear.has("safe_gate"));
+    Ok(bound.or(safe.then_some(DEFAULT)))
 }
 
 /// All but the last layer of each group. A file written by transformers has its rotary dim as `head_dim`, and the head
@@ -110,10 +121,10 @@ pub(super) fn bailing_hybrid(config: &Fields) -> Result<ModelConfig> {
     let heads = either("linear_num_heads", "num_attention_heads")?;
     let mut layer = KdaConfig::new(config.size("hidden_size")?, heads, either("linear_head_dim", "head_dim")?)
         .with_conv_size(Some(config.size("short_conv_kernel_size")?))
-        .with_norm_eps(config.number("rms_norm_eps")?);
+        .with_norm_eps(config.positive("rms_norm_eps")?);
     // Older models of this type have no KDA layers and no such key.
     if config.flag("kda_safe_gate")? {
-        layer.decay = decay(Some(config.number("kda_lower_bound")?));
+        layer.decay = decay(Some(config.bound("kda_lower_bound")?));
     }
     // transformers knows only the full rank and does not write the key.
     if config.optional_flag("no_kda_lora")?.unwrap_or(true) {
@@ -133,21 +144,21 @@ pub(super) fn bailing_hybrid(config: &Fields) -> Result<ModelConfig> {
 /// The gate is bounded by `lower_bound` alone, as in FLA's kernels; `safe_gate` is a promise about it.
 pub(super) fn fla(config: &Fields) -> Result<ModelConfig> {
     let num_layers = config.size("num_hidden_layers")?;
-    let lower_bound = config.optional_number("lower_bound")?;
+    let lower_bound = config.optional_bound("lower_bound")?;
     if config.optional_flag("safe_gate")?.unwrap_or(false) && lower_bound.is_none() {
         return Err(config.missing("lower_bound"));
     }
     let conv_size = if config.flag("use_short_conv")? { Some(config.size("conv_size")?) } else { None };
     let layer = KdaConfig::new(config.size("hidden_size")?, config.size("num_heads")?, config.size("head_dim")?)
         .with_num_v_heads(config.optional_size("num_v_heads")?)
-        .with_expand_v(config.number("expand_v")?)
+        .with_expand_v(config.positive("expand_v")?)
         .with_decay(decay(lower_bound))
         .with_output_gate_bias(true)
         .with_conv_size(conv_size)
         .with_allow_neg_eigval(config.optional_flag("allow_neg_eigval")?.unwrap_or(false))
-        .with_norm_eps(config.number("norm_eps")?);
+        .with_norm_eps(config.positive("norm_eps")?);
     if layer.value_head_dim() > 1 << 20 {
-        return Err(config.invalid("expand_v", "a multiple that leaves the value dim below 2^20"));
+        return Err(config.invalid("expand_v", "a multiple that leaves the value dim at most 2^20"));
     }
     let others = match config.optional_object("attn")? {
         Some(attn) => {
@@ -156,6 +167,6 @@ pub(super) fn fla(config: &Fields) -> Result<ModelConfig> {
         }
         None => Vec::new(),
     };
-    let kda_layers = (0..num_layers).filter(|i| !others.contains(i)).collect();
+    let kda_layers = (0..num_layers).filter(|i| others.binary_search(i).is_err()).collect();
     Ok(ModelConfig { family: Family::Fla, num_layers, kda_layers, layer })
 }

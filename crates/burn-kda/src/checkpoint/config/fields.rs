@@ -59,12 +59,19 @@ impl<'a> Fields<'a> {
         self.optional_size(key)?.ok_or_else(|| self.missing(key))
     }
 
-    pub(super) fn optional_number(&self, key: &str) -> Result<Option<f64>, ConfigError> {
-        self.typed(key, "a number", Value::as_f64)
+    pub(super) fn positive(&self, key: &str) -> Result<f64, ConfigError> {
+        let positive = |value: &Value| value.as_f64().filter(|&number| number > 0.0 && number.is_finite());
+        self.typed(key, "a number above 0", positive)?.ok_or_else(|| self.missing(key))
     }
 
-    pub(super) fn number(&self, key: &str) -> Result<f64, ConfigError> {
-        self.optional_number(key)?.ok_or_else(|| self.missing(key))
+    /// The bound of a sigmoid gate.
+    pub(super) fn optional_bound(&self, key: &str) -> Result<Option<f64>, ConfigError> {
+        let negative = |value: &Value| value.as_f64().filter(|&number| number < 0.0 && number.is_finite());
+        self.typed(key, "a number below 0", negative)
+    }
+
+    pub(super) fn bound(&self, key: &str) -> Result<f64, ConfigError> {
+        self.optional_bound(key)?.ok_or_else(|| self.missing(key))
     }
 
     pub(super) fn optional_flag(&self, key: &str) -> Result<Option<bool>, ConfigError> {
@@ -106,13 +113,21 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// The layers whose entry in `layer_types` is `linear_attention`.
+    /// The layers whose entry in `layer_types` is `linear_attention`. Another name could be one for it.
     pub(super) fn optional_layer_types(&self, layers: usize) -> Result<Option<Vec<usize>>, ConfigError> {
-        self.typed("layer_types", &format!("a list of {layers} strings"), |value| {
-            let types = value.as_array()?.iter().map(Value::as_str).collect::<Option<Vec<_>>>()?;
-            let linear = |(i, kind): (usize, &&str)| (*kind == "linear_attention").then_some(i);
-            (types.len() == layers).then(|| types.iter().enumerate().filter_map(linear).collect())
-        })
+        self.typed(
+            "layer_types",
+            &format!("a list of {layers} of linear_attention, full_attention and indexed_attention"),
+            |value| {
+                let linear = |kind: &Value| match kind.as_str()? {
+                    "linear_attention" => Some(true),
+                    "full_attention" | "indexed_attention" => Some(false),
+                    _ => None,
+                };
+                let types = value.as_array()?.iter().map(linear).collect::<Option<Vec<_>>>()?;
+                (types.len() == layers).then(|| (0..layers).filter(|&i| types[i]).collect())
+            },
+        )
     }
 }
 

@@ -62,8 +62,9 @@ impl KdaConfig {
     ///
     /// # Errors
     ///
-    /// For a `model_type` that is none of these, a missing key, or a value that cannot be; the error names the key. A
-    /// key has a default only where the model's own code takes its absence for one.
+    /// For a `model_type` that is none of these, a missing key, or a value that cannot be; the error names the key. Keys
+    /// that decide shapes or the gate must be there, even where the model's code has a default; only what published
+    /// files leave out may be missing, such as a bound under `linear_attn_config`.
     ///
     /// # Example
     ///
@@ -91,6 +92,20 @@ impl KdaConfig {
             other => Err(ConfigError::ModelType { key: root.key("model_type"), got: other.into() }),
         }?;
         model.layer.validate().map_err(ConfigError::Layer)?;
+        check_sizes(&model.layer)?;
         Ok(model)
     }
+}
+
+/// Rows of the largest tensors, which 32 bits may not hold.
+fn check_sizes(layer: &KdaConfig) -> Result<(), ConfigError> {
+    let (heads, head_dim) = (layer.num_heads, layer.head_dim);
+    let (value_heads, value_dim) = (layer.value_heads(), layer.value_head_dim());
+    for (heads, dim) in [(heads, head_dim), (value_heads, head_dim), (value_heads, value_dim)] {
+        // Three projections are one tensor where the convolutions are, and a number has up to 4 bytes.
+        if heads.checked_mul(dim).and_then(|rows| rows.checked_mul(3 * 4)).is_none() {
+            return Err(ConfigError::Layer(format!("{heads} heads of {dim} are more than this machine can address")));
+        }
+    }
+    Ok(())
 }
