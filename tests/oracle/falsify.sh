@@ -426,7 +426,7 @@ mutant chunk_sums_of_one_tile kernel/chunk/inputs.rs \
 
 # Checkpoints.
 mutant checkpoint_drops_rates_past_the_last_head checkpoint/layer.rs \
-    'find(|(_, value)| *value != 0.0)' 'find(|(_, value)| value.is_nan())'
+    'find(|(_, value)| value.to_bits() != 0)' 'find(|(_, value)| value.is_nan())'
 mutant checkpoint_ignores_other_tensors checkpoint/layer.rs \
     'entries.iter().all(|entry| entry.name != **name)' 'entries.iter().all(|entry| entry.name == **name)'
 mutant checkpoint_rounds_the_decay checkpoint/layer.rs \
@@ -446,7 +446,7 @@ mutant checkpoint_follows_paths_out_of_the_folder checkpoint/source.rs \
 mutant config_counts_kimi_layers_from_0 checkpoint/config/families.rs \
     'optional_layers(key, 1, num_layers)' 'optional_layers(key, 0, num_layers + 1)'
 mutant config_ignores_the_bound_of_kimi_k3 checkpoint/config/families.rs \
-    'layer.decay = decay(linear.optional_number("gate_lower_bound")?);' 'linear.optional_number("gate_lower_bound")?;'
+    'layer.decay = decay(linear.optional_bound("gate_lower_bound")?);' 'linear.optional_bound("gate_lower_bound")?;'
 mutant config_starts_glm_with_attention checkpoint/config/families.rs \
     'i % 4 != 3' 'i % 4 != 0'
 mutant config_starts_groups_with_attention checkpoint/config/families.rs \

@@ -86,12 +86,13 @@ fn sources(properties: Arc<DeviceProperties>, heads: (usize, usize), float: Floa
     let dims = Dims { batch: 1, time: 8192, heads: 64, value_heads: 64, key_dim, value_dim };
     let plan = Plan::new(dims, &properties).expect("a plan");
     let scan = ScanPlan::new(dims, &properties).expect("a plan");
-    // 64 bits for tensors of 2^32 numbers, which are compiled for the other heads.
-    let is_main = heads == HEADS[0] || float != FloatKind::F32;
-    let address = if is_main { AddressType::U32 } else { AddressType::U64 };
-    let settings =
-        |units: usize| KernelSettings::new(Dim3 { x: units as u32, y: 1, z: 1 }, ExecutionMode::Checked, address);
-    let mut launcher = KernelLauncher::new(settings(32));
+    let settings = |units: usize, address: AddressType| {
+        KernelSettings::new(Dim3 { x: units as u32, y: 1, z: 1 }, ExecutionMode::Checked, address)
+    };
+    // Tensors of 2^32 numbers or more; those for tensor cores have no registers to spare for them.
+    let wide = |units: usize| settings(units, AddressType::U64);
+    let narrow = |units: usize| settings(units, AddressType::U32);
+    let mut launcher = KernelLauncher::new(narrow(32));
     let meta = TensorMeta::register(TensorMetaLaunch::new(1, 4), &mut launcher);
     let tensor = || TensorCompilationArg { meta: meta.clone(), buffer: BufferCompilationArg { inplace: None } };
     let scale = <f32 as LaunchArg>::register(1.0, &mut launcher);
@@ -100,9 +101,9 @@ fn sources(properties: Arc<DeviceProperties>, heads: (usize, usize), float: Floa
     let dtypes = [ElemType::Float(float), f32, f32];
     /// `_` is a tensor and `?` one that may be missing.
     macro_rules! kernel {
-        ($name:literal, $kernel:ident, $units:expr, [$($tensor:tt)*], $($arg:expr),*) => {
+        ($name:literal, $kernel:ident, $settings:expr, [$($tensor:tt)*], $($arg:expr),*) => {
             ($name, source($kernel::new(
-                settings($units), properties.clone(), target.clone(), $(kernel!(@ $tensor),)* $($arg),*
+                $settings, properties.clone(), target.clone(), $(kernel!(@ $tensor),)* $($arg),*
             )))
         };
         (@ _) => { tensor() };
@@ -111,10 +112,10 @@ fn sources(properties: Arc<DeviceProperties>, heads: (usize, usize), float: Floa
     let mut sources = Vec::new();
     if float == FloatKind::F32 || heads == HEADS[0] {
         sources.extend([
-            kernel!("recurrent", RecurrentKernel, plan.units(), [_ _ _ _ _ ? _ _ ?], scale, plan, dtypes),
-            kernel!("scores", ScoresKernel, super::gradients::ROWS.pow(2), [_ _ _ _ _], key_dim, dtypes),
-            kernel!("scan", ScanKernel, scan.units(), [_ _ _ _ _ _ ? ? ? ? _ _ ? ?], scale, scan, dtypes),
-            kernel!("inputs", InputsKernel, key_dim, [_ _ _ _ ? ? ? ?], key_dim, dtypes),
+            kernel!("recurrent", RecurrentKernel, wide(plan.units()), [_ _ _ _ _ ? _ _ ?], scale, plan, dtypes),
+            kernel!("scores", ScoresKernel, wide(super::gradients::ROWS.pow(2)), [_ _ _ _ _], key_dim, dtypes),
+            kernel!("scan", ScanKernel, wide(scan.units()), [_ _ _ _ _ _ ? ? ? ? _ _ ? ?], scale, scan, dtypes),
+            kernel!("inputs", InputsKernel, wide(key_dim), [_ _ _ _ ? ? ? ?], key_dim, dtypes),
         ]);
     }
     if float != FloatKind::F32 {
@@ -125,11 +126,11 @@ fn sources(properties: Arc<DeviceProperties>, heads: (usize, usize), float: Floa
         };
         let dtypes = [dtypes[0], f32, f32, plan.number()];
         sources.extend([
-            kernel!("chunk_scores", ChunkScoresKernel, plan.units(), [_ _ _ _ _], false, plan, dtypes),
-            kernel!("chunk_scan", ChunkScanKernel, plan.units(), [_ _ _ _ _ _ ? _ _ ?], scale, plan, dtypes),
-            kernel!("chunk_scores_back", ChunkScoresKernel, back.units(), [_ _ _ _ _], true, back, dtypes),
-            kernel!("chunk_back", ChunkBackKernel, back.units(), [_ _ _ _ _ _ ? ? ? ? _ _ ? ?], scale, back, dtypes),
-            kernel!("chunk_inputs", ChunkInputsKernel, back.units(), [_ _ _ _ ? ? ? ?], back, dtypes),
+            kernel!("chunk_scores", ChunkScoresKernel, narrow(plan.units()), [_ _ _ _ _], false, plan, dtypes),
+            kernel!("chunk_scan", ChunkScanKernel, narrow(plan.units()), [_ _ _ _ _ _ ? _ _ ?], scale, plan, dtypes),
+            kernel!("chunk_scores_back", ChunkScoresKernel, narrow(back.units()), [_ _ _ _ _], true, back, dtypes),
+            kernel!("chunk_back", ChunkBackKernel, narrow(back.units()), [_ _ _ _ _ _ ? ? ? ? _ _ ? ?], scale, back, dtypes),
+            kernel!("chunk_inputs", ChunkInputsKernel, narrow(back.units()), [_ _ _ _ ? ? ? ?], back, dtypes),
         ]);
     }
     sources
