@@ -390,7 +390,7 @@ mutant chunk_low_parts_lost kernel/chunk/operand.rs \
 mutant chunk_tree_does_not_start_again kernel/chunk/scores.rs \
     'sum = select((row + 1) & (size - 1) == 0, 0.0f32, sum);' ''
 mutant chunk_levels_overlap kernel/chunk/scores.rs \
-    'if (j >> level) & 1 == 0 && i >> level == (j >> level) + 1 {' 'if i >> level == (j >> level) + 1 {'
+    'if (j >> level) & 1 == 0 && i >> level == (j >> level) + 1 {' 'if (j >> level) & 1 == 0 && i >> level >= j >> level {'
 mutant chunk_inverse_without_beta kernel/chunk/scores.rs \
     'work[n] = betas[left + r] * sum;' 'work[n] = sum;'
 mutant chunk_inverse_of_the_diagonal_alone kernel/chunk/scores.rs \
