@@ -132,10 +132,12 @@ pub fn imitating() -> Option<Device> {
 /// Output, final state and gradients of the chunk form, in calls that end at `bounds`.
 fn check(problem: &Problem, device: &Device, bounds: &[usize], report: &mut Report) {
     let bar = if problem.reflecting { REFLECTED_PRODUCTS } else { PRODUCTS };
+    let keys = if problem.reflecting { ", keys that reflect" } else { "" };
+    let group = format!("{}{keys}", problem.group);
     let form = Form::Chunk(64);
     let output = run_in_calls(problem, problem.constants(device, DType::F32), bounds, &[form]);
     let mut check = |what: &str, got: Array, want: &Array| {
-        report.check(&problem.group, format!("{} {bounds:?} {what}", problem.name), &got, want, DType::F32, bar);
+        report.check(&group, format!("{} {bounds:?} {what}", problem.name), &got, want, DType::F32, bar);
     };
     check("o", Array::of(output.o), &problem.o);
     check("final state", Array::of(output.final_state), &problem.final_state);

@@ -42,8 +42,9 @@ kernels() {
     grep -q '^test result: ' suite.log || { cat suite.log >&2; abort "the suite did not run"; }
     sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' suite.log | sort
 }
-# Of the chunk form on tensor cores, and of the others.
+# Of the chunk form on tensor cores, of both, and of the others.
 tensor_cores() { BURN_KDA_TENSOR_CORES=imitated kernels half::imitated_at; }
+all_kernels() { { float_kernels; tensor_cores; } | sort; }
 float_kernels() { kernels packed_sequences long_sequences_do_not_drift strided_inputs; }
 
 # Runs a suite and lists the tests that fail; not the one that is the suite again in other modes.
@@ -71,6 +72,7 @@ mutant() {
         plain/*) run="in_plain suite kda_oracle" ;;
         checkpoint/*) build="build checkpoint" run="suite checkpoint" ;;
         kernel/chunk/*) build=build_kernels run=tensor_cores ;;
+        kernel/element.rs) build=build_kernels run=all_kernels ;;
         kernel/*) build=build_kernels run=float_kernels ;;
     esac
     [[ ${#only[@]} -eq 0 || " ${only[*]} " == *" $name "* ]] || return 0
@@ -421,8 +423,8 @@ mutant chunk_dk_without_its_own_token kernel/chunk/inputs.rs \
     'by_key[r] += on_diagonal * queries[r];' ''
 mutant chunk_dk_without_the_queries kernel/chunk/inputs.rs \
     'product(&qk, &query_rows, &mut of_key, stride, tiles, transposed, plan);' ''
-mutant chunk_sums_of_one_tile kernel/chunk/inputs.rs \
-    'for part in 0..parts {' 'for part in 0..parts.min(1) {'
+mutant kernel_sums_of_one_tile kernel/element.rs \
+    'for tile in 0..tiles {' 'for tile in 0..tiles.min(1) {'
 
 # Checkpoints.
 mutant checkpoint_drops_rates_past_the_last_head checkpoint/layer.rs \

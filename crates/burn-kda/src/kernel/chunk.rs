@@ -10,8 +10,8 @@
 //! S' = diag(exp(G_C)) S + (k exp(G_C - G))^T U          O = scale ((q exp(G)) S + A_qk U)
 //! ```
 //!
-//! Tensor cores multiply bf16, so each operand is the sum of two bf16 numbers and a product is three of theirs: errors of
-//! 1e-5 where one bf16 number has 3e-3, and 1e-1 with keys that reflect the state. Sums, inverse and state are f32.
+//! Tensor cores multiply bf16, so each operand is the sum of two bf16 numbers and a product is three of theirs: 16
+//! significant bits where one bf16 number has 8. Sums, inverse and state are f32.
 
 pub(super) mod back;
 pub(super) mod channel;
@@ -25,13 +25,11 @@ pub(super) mod scores;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::calculate_cube_count_elemwise;
-use cubecl::prelude::*;
 
 use scan::chunk_scan_kernel;
 use scores::chunk_scores_kernel;
 
-use super::element::{dtypes, maybe};
+use super::element::{address, dtypes, grid, maybe};
 use super::plan::ChunkPlan;
 use super::recurrent::Outputs;
 use crate::functions::Dims;
@@ -51,13 +49,12 @@ pub(super) fn chunked(
     let [x, g_dtype, beta_dtype] = dtypes(q.dtype, g.dtype, beta.dtype);
     let Outputs { o, final_state, kept } = &outputs;
     let tensors = [&q, &k, &v, &g, &beta, o, &scores, final_state].into_iter().chain(&initial_state).chain(kept);
-    let address = tensors.map(CubeTensor::required_address_type).max().unwrap_or_default();
-    let cube = CubeDim::new_1d(plan.units() as u32);
+    let (count, dim) = grid(&client, plan.cubes(dims), plan.units());
     chunk_scan_kernel::launch(
         &client,
-        calculate_cube_count_elemwise(&client, plan.cubes(dims) * plan.units(), cube),
-        cube,
-        address,
+        count,
+        dim,
+        address(tensors),
         q.into_tensor_arg(),
         k.into_tensor_arg(),
         v.into_tensor_arg(),
@@ -79,17 +76,15 @@ pub(super) fn chunked(
 pub(super) fn scores(dims: Dims, [q, k, g, beta]: [&CubeTensor; 4], with_kk: bool, plan: ChunkPlan) -> CubeTensor {
     let client = q.client.clone();
     let chunks = dims.time.div_ceil(plan.rows);
-    let matrices = if with_kk { 3 } else { 2 };
-    let shape = Shape::from([dims.lanes(), chunks, matrices, plan.rows * plan.rows]);
+    let shape = Shape::from([dims.lanes(), chunks, plan.matrices(with_kk), plan.rows * plan.rows]);
     let scores = empty_device_contiguous_dtype(client.clone(), q.device.clone(), shape, DType::F32);
     let [x, g_dtype, beta_dtype] = dtypes(q.dtype, g.dtype, beta.dtype);
-    let address = [q, k, g, beta, &scores].map(CubeTensor::required_address_type).into_iter().max();
-    let cube = CubeDim::new_1d(plan.units() as u32);
+    let (count, dim) = grid(&client, dims.lanes() * chunks, plan.units());
     chunk_scores_kernel::launch(
         &client,
-        calculate_cube_count_elemwise(&client, dims.lanes() * chunks * plan.units(), cube),
-        cube,
-        address.unwrap_or_default(),
+        count,
+        dim,
+        address([q, k, g, beta, &scores]),
         q.clone().into_tensor_arg(),
         k.clone().into_tensor_arg(),
         g.clone().into_tensor_arg(),

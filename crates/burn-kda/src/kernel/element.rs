@@ -2,7 +2,9 @@
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::ir::{ElemType, FloatKind};
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::client::Client;
+use cubecl::ir::{AddressType, ElemType, FloatKind};
 use cubecl::prelude::*;
 
 /// Dtypes of a kernel's tensors: `q`, `k`, `v` and the output; `g`; `beta`. States are f32.
@@ -22,6 +24,17 @@ pub(super) fn dtypes(qkv: DType, g: DType, beta: DType) -> Dtypes {
 /// A kernel's argument that may be missing.
 pub(super) fn maybe<T: From<Option<TensorArg>>>(tensor: &Option<CubeTensor>) -> T {
     tensor.clone().map(CubeTensor::into_tensor_arg).into()
+}
+
+/// Wide enough for every tensor of a launch.
+pub(super) fn address<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> AddressType {
+    tensors.into_iter().map(CubeTensor::required_address_type).max().unwrap_or_default()
+}
+
+/// `cubes` cubes of `units` units in a row.
+pub(super) fn grid(client: &Client, cubes: usize, units: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new_1d(units as u32);
+    (calculate_cube_count_elemwise(client, cubes * units, dim), dim)
 }
 
 #[cube]
@@ -51,4 +64,14 @@ pub(super) fn beta_of<B: Float>(beta: &Tensor<B>, batch: usize, t: usize, head: 
 pub(super) fn write_beta<B: Float>(to: &mut Tensor<B>, batch: usize, t: usize, head: usize, value: f32) {
     let place = batch * to.stride(0) + t * to.stride(1) + head * to.stride(2);
     to[place] = B::cast_from(value);
+}
+
+/// What the tiles of value channels have left, together.
+#[cube]
+pub(super) fn over_tiles(sums: &Tensor<f32>, at: usize, tiles: usize, tile_size: usize) -> f32 {
+    let mut sum = 0.0f32;
+    for tile in 0..tiles {
+        sum += sums[tile * tile_size + at];
+    }
+    sum
 }

@@ -21,14 +21,12 @@ pub(super) mod scores;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype};
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::calculate_cube_count_elemwise;
-use cubecl::prelude::*;
 
 use inputs::inputs_kernel;
 use scan::scan_kernel;
 use scores::scores_kernel;
 
-use super::element::{dtypes, maybe};
+use super::element::{address, dtypes, grid, maybe};
 use super::plan::ScanPlan;
 use crate::functions::Dims;
 use crate::ops::WantedGradients;
@@ -103,19 +101,14 @@ pub(crate) fn gradients(
     let empty =
         |shape: &[usize]| empty_device_contiguous_dtype(client.clone(), device.clone(), Shape::from(shape), DType::F32);
     let (lanes, chunks, tiles) = (dims.lanes(), dims.time.div_ceil(ROWS), plan.tiles(dims));
-    let launch = |cubes: usize, units: usize| {
-        let dim = CubeDim::new_1d(units as u32);
-        (calculate_cube_count_elemwise(&client, cubes * units, dim), dim)
-    };
-    let address = |tensors: &[&CubeTensor]| tensors.iter().map(|x| x.required_address_type()).max().expect("a tensor");
 
     let scores = empty(&[lanes, chunks, 3, ROWS * ROWS]);
-    let (count, dim) = launch(lanes * chunks, ROWS * ROWS);
+    let (count, dim) = grid(&client, lanes * chunks, ROWS * ROWS);
     scores_kernel::launch(
         &client,
         count,
         dim,
-        address(&[&q, &k, &g, &beta, &scores]),
+        address([&q, &k, &g, &beta, &scores]),
         q.clone().into_tensor_arg(),
         k.clone().into_tensor_arg(),
         g.clone().into_tensor_arg(),
@@ -126,20 +119,14 @@ pub(crate) fn gradients(
     );
 
     let [scratch, sums] = buffers(dims, &plan).map(|shape| empty(&shape));
-    let some: Vec<_> = [&q, &k, &v, &g, &beta, &scores, &scratch, &sums]
-        .into_iter()
-        .chain(&initial_state)
-        .chain(&kept)
-        .chain(&d_o)
-        .chain(&d_final_state)
-        .chain(&gradients.v)
-        .collect();
-    let (count, dim) = launch(lanes * tiles, plan.units());
+    let given = [&initial_state, &kept, &d_o, &d_final_state, &gradients.v].into_iter().flatten();
+    let tensors = [&q, &k, &v, &g, &beta, &scores, &scratch, &sums].into_iter().chain(given);
+    let (count, dim) = grid(&client, lanes * tiles, plan.units());
     scan_kernel::launch(
         &client,
         count,
         dim,
-        address(&some),
+        address(tensors),
         q.clone().into_tensor_arg(),
         k.clone().into_tensor_arg(),
         v.into_tensor_arg(),
@@ -160,12 +147,12 @@ pub(crate) fn gradients(
     );
 
     if wanted.q || wanted.k || wanted.g || wanted.beta {
-        let (count, dim) = launch(dims.batch * dims.heads * chunks, dims.key_dim);
+        let (count, dim) = grid(&client, dims.batch * dims.heads * chunks, dims.key_dim);
         inputs_kernel::launch(
             &client,
             count,
             dim,
-            address(&[&q, &k, &g, &sums].into_iter().chain(gradients.of_inputs()).collect::<Vec<_>>()),
+            address([&q, &k, &g, &sums].into_iter().chain(gradients.of_inputs())),
             q.into_tensor_arg(),
             k.into_tensor_arg(),
             g.into_tensor_arg(),

@@ -14,11 +14,10 @@
 use burn::tensor::{DType, Shape};
 use burn_cubecl::ops::numeric::empty_device_dtype;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::calculate_cube_count_elemwise;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::element::{dtypes, maybe, read, write};
+use super::element::{address, dtypes, grid, maybe, read, write};
 use super::plan::Plan;
 use super::segment::Segment;
 use crate::functions::Dims;
@@ -64,13 +63,12 @@ pub(crate) fn recurrent(
 
     let Outputs { o, final_state, kept } = &outputs;
     let tensors = [&q, &k, &v, &g, &beta, o, final_state].into_iter().chain(&initial_state).chain(kept);
-    let address = tensors.map(CubeTensor::required_address_type).max().unwrap_or_default();
-    let cube = CubeDim::new_1d(plan.units() as u32);
+    let (count, dim) = grid(&client, plan.cubes(dims), plan.units());
     recurrent_kernel::launch(
         &client,
-        calculate_cube_count_elemwise(&client, plan.cubes(dims) * plan.units(), cube),
-        cube,
-        address,
+        count,
+        dim,
+        address(tensors),
         q.into_tensor_arg(),
         k.into_tensor_arg(),
         v.into_tensor_arg(),

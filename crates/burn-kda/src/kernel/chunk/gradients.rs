@@ -3,14 +3,12 @@
 use burn::tensor::{DType, Shape};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::calculate_cube_count_elemwise;
-use cubecl::prelude::*;
 
 use super::back::{SumsOf, chunk_back_kernel};
 use super::inputs::chunk_inputs_kernel;
 use super::scores;
 use crate::functions::Dims;
-use crate::kernel::element::{dtypes, maybe};
+use crate::kernel::element::{address, dtypes, grid, maybe};
 use crate::kernel::gradients::Gradients;
 use crate::kernel::plan::ChunkPlan;
 use crate::ops::WantedGradients;
@@ -36,28 +34,17 @@ pub(in crate::kernel) fn chunked_gradients(
     let empty = |shape: [usize; 4]| {
         empty_device_contiguous_dtype(client.clone(), device.clone(), Shape::from(shape), DType::F32)
     };
-    let launch = |cubes: usize| {
-        let dim = CubeDim::new_1d(plan.units() as u32);
-        (calculate_cube_count_elemwise(&client, cubes * plan.units(), dim), dim)
-    };
-    let address = |tensors: &[&CubeTensor]| tensors.iter().map(|x| x.required_address_type()).max().expect("a tensor");
 
     let scores = scores(dims, [&q, &k, &g, &beta], true, plan);
     let [scratch, sums] = buffers(dims, &plan).map(empty);
-    let some: Vec<_> = [&q, &k, &v, &g, &beta, &scores, &scratch, &sums]
-        .into_iter()
-        .chain(&initial_state)
-        .chain(&kept)
-        .chain(&d_o)
-        .chain(&d_final_state)
-        .chain(&gradients.v)
-        .collect();
-    let (count, dim) = launch(plan.cubes(dims));
+    let given = [&initial_state, &kept, &d_o, &d_final_state, &gradients.v].into_iter().flatten();
+    let tensors = [&q, &k, &v, &g, &beta, &scores, &scratch, &sums].into_iter().chain(given);
+    let (count, dim) = grid(&client, plan.cubes(dims), plan.units());
     chunk_back_kernel::launch(
         &client,
         count,
         dim,
-        address(&some),
+        address(tensors),
         q.clone().into_tensor_arg(),
         k.clone().into_tensor_arg(),
         v.into_tensor_arg(),
@@ -78,12 +65,12 @@ pub(in crate::kernel) fn chunked_gradients(
     );
 
     if wanted.q || wanted.k || wanted.g || wanted.beta {
-        let (count, dim) = launch(dims.batch * dims.heads * dims.time.div_ceil(plan.rows));
+        let (count, dim) = grid(&client, dims.batch * dims.heads * dims.time.div_ceil(plan.rows), plan.units());
         chunk_inputs_kernel::launch(
             &client,
             count,
             dim,
-            address(&[&q, &k, &g, &sums].into_iter().chain(gradients.of_inputs()).collect::<Vec<_>>()),
+            address([&q, &k, &g, &sums].into_iter().chain(gradients.of_inputs())),
             q.into_tensor_arg(),
             k.into_tensor_arg(),
             g.into_tensor_arg(),

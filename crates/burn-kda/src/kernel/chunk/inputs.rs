@@ -7,7 +7,7 @@ use super::back::SumsOf;
 use super::channel::{Channel, decay, place, rows_of};
 use super::operand::{ALIGNMENT, Layout, Operand, TILE, product};
 use super::scores::level_rows;
-use crate::kernel::element::{write, write_beta};
+use crate::kernel::element::{over_tiles, write, write_beta};
 use crate::kernel::plan::ChunkPlan;
 
 /// One cube per chunk of a query and key head.
@@ -75,8 +75,8 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
         let channel = Channel::load(g, batch, head, start, plan);
         sync_cube();
         for n in range_stepped(unit, comptime!(rows * rows), units) {
-            d_qk[n] = over_parts(sums, from + of.qk + n, parts, part_size);
-            d_kk[n] = over_parts(sums, from + of.kk + n, parts, part_size);
+            d_qk[n] = over_tiles(sums, from + of.qk + n, parts, part_size);
+            d_kk[n] = over_tiles(sums, from + of.kk + n, parts, part_size);
         }
         let mut total = 0.0f32;
         #[unroll(plan.tensor_cores)]
@@ -93,13 +93,13 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
             let at = from + (first + r) * keys + d;
             sum += channel.g[r];
             let factor = decay(sum);
-            let x = factor * over_parts(sums, at + of.q, parts, part_size);
-            let y = factor * over_parts(sums, at + of.k, parts, part_size);
+            let x = factor * over_tiles(sums, at + of.q, parts, part_size);
+            let y = factor * over_tiles(sums, at + of.k, parts, part_size);
             by_query[r] += x;
             by_key[r] += y;
             of_query[(first + r) * stride + d] = x * queries[r] + y * keys_here[r];
         }
-        let mut later = over_parts(sums, from + of.decay + d, parts, part_size);
+        let mut later = over_tiles(sums, from + of.decay + d, parts, part_size);
         let whole = later;
         #[unroll(plan.tensor_cores)]
         for n in 0..half {
@@ -112,7 +112,7 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
         #[unroll(plan.tensor_cores)]
         for n in 0..half {
             let r = half - 1 - n;
-            let x = decay(sum) * over_parts(sums, from + of.k_to_end + (first + r) * keys + d, parts, part_size);
+            let x = decay(sum) * over_tiles(sums, from + of.k_to_end + (first + r) * keys + d, parts, part_size);
             by_key[r] += x;
             of_query[(first + r) * stride + d] = x * keys_here[r];
             sum += channel.g[r];
@@ -220,7 +220,7 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
             ComptimeOption::Some(d_beta) => {
                 for t in range_stepped(unit, rows, units) {
                     if start + t < time {
-                        let sum = over_parts(sums, from + of.beta + t, parts, part_size);
+                        let sum = over_tiles(sums, from + of.beta + t, parts, part_size);
                         write_beta(d_beta, batch, start + t, head, sum);
                     }
                 }
@@ -238,16 +238,6 @@ pub(in crate::kernel) fn chunk_inputs_kernel<X: Float, G: Float, B: Float, E: Fl
         ComptimeOption::Some(d_k) => write_rows(&by_key, d_k, batch, start + first, key_head, d, plan),
         ComptimeOption::None => {}
     }
-}
-
-/// What the tiles of value channels have left, together.
-#[cube]
-fn over_parts(sums: &Tensor<f32>, at: usize, parts: usize, part_size: usize) -> f32 {
-    let mut sum = 0.0f32;
-    for part in 0..parts {
-        sum += sums[part * part_size + at];
-    }
-    sum
 }
 
 #[cube]

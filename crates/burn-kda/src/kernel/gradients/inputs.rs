@@ -4,7 +4,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::super::decay::decay;
-use super::super::element::{read, write, write_beta};
+use super::super::element::{over_tiles, read, write, write_beta};
 use super::{ROWS, SCORE_SUMS, SUMS};
 
 /// One cube per chunk of a query and key head, one unit per key channel.
@@ -164,16 +164,6 @@ pub(in super::super) fn inputs_kernel<X: Float, G: Float, B: Float>(
         ComptimeOption::Some(d_k) => write_rows(&by_key, d_k, batch, start, key_head, d),
         ComptimeOption::None => {}
     }
-}
-
-/// What the tiles of value channels have left, together.
-#[cube]
-fn over_tiles(sums: &Tensor<f32>, at: usize, tiles: usize, tile_size: usize) -> f32 {
-    let mut sum = 0.0f32;
-    for tile in 0..tiles {
-        sum += sums[tile * tile_size + at];
-    }
-    sum
 }
 
 #[cube]
