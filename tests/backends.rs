@@ -11,6 +11,8 @@ mod half;
 #[cfg(feature = "cubecl")]
 #[path = "backends/launches.rs"]
 mod launches;
+#[path = "backends/layer.rs"]
+mod layer;
 
 use burn::tensor::Tensor;
 use burn_kda::{KdaInput, KdaOutput};

@@ -4,7 +4,6 @@
 
 mod common;
 
-use burn_kda::{DecayFn, decay_gate};
 use common::array::{Array, gradient};
 use common::compare::Report;
 use common::fixture::{self, Case, Fixture};
@@ -168,47 +167,12 @@ fn first_token_without_a_state_has_no_decay_gradient() {
     }
 }
 
-/// Every head on its own: heads of one gate differ by many powers of ten.
-fn gate(case: &Case, report: &mut Report) {
-    let decay = match case.text("decay") {
-        "softplus" => DecayFn::Softplus,
-        _ => DecayFn::Sigmoid { lower_bound: case.option("lower_bound").as_f64().unwrap() },
-    };
-    let heads = case.get("raw").shape[2];
-    for (platform, device, dtype) in platform::platforms() {
-        let raw = case.get("raw").leaf::<4>(&device, dtype);
-        let a_log = case.find("a_log").map(|x| x.leaf::<1>(&device, dtype));
-        let dt_bias = case.find("dt_bias").map(|x| x.leaf::<1>(&device, dtype));
-        let g = decay_gate(raw.clone(), a_log.clone(), dt_bias.clone(), decay);
-        let mut got = vec![("g", Array::of(g.clone()))];
-        let cotangent = case.get("dg").tensor::<4>(&device.clone().autodiff(), dtype);
-        let gradients = (g * cotangent).sum().backward();
-        got.push(("draw", gradient(&raw, &gradients)));
-        got.extend(a_log.map(|x| ("da_log", gradient(&x, &gradients))));
-        got.extend(dt_bias.map(|x| ("ddt_bias", gradient(&x, &gradients))));
-        for (name, got) in got {
-            let want = case.get(name);
-            for head in 0..heads {
-                let what = format!("{} {name} of head {head}", case.name);
-                report.check(
-                    &platform,
-                    what,
-                    &got.head(head, heads),
-                    &want.head(head, heads),
-                    dtype,
-                    platform::bar(dtype),
-                );
-            }
-        }
-    }
-}
-
 /// The gates of `decay` whose name ends with one of `endings`.
 fn gates(decay: &str, endings: &[&str]) {
     let fixture = Fixture::open("gates");
     let mut report = Report::new(format!("gates/{decay}"));
     for ending in endings {
-        gate(&fixture.case(&format!("{decay}_{ending}")), &mut report);
+        pieces::gate(&fixture.case(&format!("{decay}_{ending}")), &mut report);
     }
     report.finish();
 }

@@ -4,8 +4,8 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Device};
-use burn_kda::{KdaOps, KdaTensors, MaybeTensor, WantedGradients};
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_kda::{KdaConfig, KdaOps, KdaParams, KdaTensors, MaybeTensor, WantedGradients};
 use cubecl::logging::{LaunchObservation, LaunchObserver};
 
 use crate::common::operator::{Form, Problem, Tensors};
@@ -92,8 +92,9 @@ fn backward(problem: &Problem, device: &Device) -> impl FnOnce() + use<> {
     let wanted = WantedGradients { q: true, k: true, v: true, g: true, beta: true, initial_state: true };
     move || {
         let none = MaybeTensor::None;
+        let params = KdaParams { scale: 1.0, chunk_size: 64, tensor_cores: false };
         let d_o = MaybeTensor::Some(d_o);
-        <Dispatch as KdaOps>::kda_backward(inputs, state, none.clone(), d_o, none, 1.0, 64, wanted);
+        <Dispatch as KdaOps>::kda_backward(inputs, state, none.clone(), d_o, none, params, wanted);
     }
 }
 
@@ -122,6 +123,30 @@ fn a_backward_pass_is_three_launches() {
                 expected.insert(0, "recurrent_kernel");
             }
             check(&device, &expected, backward(&problem, &device));
+        }
+    }
+}
+
+/// Beside the projections: three convolutions, two gates, the operator, and the norm.
+#[test]
+fn a_layer_is_seven_launches_and_its_projections() {
+    if let Some(device) = alone("launches::a_layer_is_seven_launches_and_its_projections") {
+        let layer = KdaConfig::new(32, 2, 16).init(&device);
+        let kernels = ["convolution", "convolution", "convolution", "decay_gate", "write_strength"];
+        let expected: Vec<_> = kernels.into_iter().chain(["recurrent", "output_norm"]).collect();
+        let x = Tensor::<3>::random([1, 41, 32], Distribution::Default, &device);
+        let (_, state) = layer.forward_with_state(x.clone().slice_dim(1, 0..1), None);
+        for time in [1, 40] {
+            let (x, state) = (x.clone().slice_dim(1, 0..time), state.clone());
+            device.sync().expect("the inputs arrive");
+            let kernels = launches(|| {
+                drop(layer.forward_with_state(x, Some(state)));
+                device.sync().expect("the kernels run");
+            });
+            let ours: Vec<_> = kernels.iter().filter(|name| !name.contains("matmul")).collect();
+            assert_eq!(ours.len(), expected.len(), "{time} tokens: {kernels:?}");
+            let same = ours.iter().zip(&expected).all(|(got, want)| got.contains(&format!("{want}_kernel::")));
+            assert!(same, "{time} tokens: {kernels:?}");
         }
     }
 }

@@ -4,11 +4,7 @@
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use crate::activation::{sigmoid, softplus};
-use crate::precision;
-
-/// `A_log` outside this range is clamped before `exp`, with zero gradient.
-const A_LOG_RANGE: (f64, f64) = (-10.0, 20.0);
+use crate::ops;
 
 /// How raw gate values become log decays.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -65,34 +61,14 @@ pub fn decay_gate(raw: Tensor<4>, a_log: Option<Tensor<1>>, dt_bias: Option<Tens
         let [got] = a_log.dims();
         assert!(got == heads, "decay_gate: `a_log` must be [HV = {heads}], got [{got}]");
     }
+    assert!(a_log.is_some() || decay != DecayFn::Softplus, "decay_gate: the softplus gate needs `a_log`, got None");
     if let Some(bias) = &dt_bias {
         let [got] = bias.dims();
         let want = heads * dim;
         assert!(got == want, "decay_gate: `dt_bias` must be [HV * K = {heads} * {dim} = {want}], got [{got}]");
     }
 
-    let dtype = precision::accumulation(raw.dtype());
-    let rate = a_log.map(|a_log| {
-        let (low, high) = A_LOG_RANGE;
-        a_log.cast(dtype).clamp(low, high).exp().reshape([1, 1, heads, 1])
-    });
-    let z = match dt_bias {
-        Some(bias) => raw.cast(dtype) + bias.cast(dtype).reshape([1, 1, heads, dim]),
-        None => raw.cast(dtype),
-    };
-    match decay {
-        DecayFn::Softplus => {
-            let rate = rate.expect("decay_gate: the softplus gate needs `a_log`, got None");
-            softplus(z) * rate.neg()
-        }
-        DecayFn::Sigmoid { lower_bound } => {
-            let z = match rate {
-                Some(rate) => z * rate,
-                None => z,
-            };
-            sigmoid(z) * lower_bound
-        }
-    }
+    ops::decay_gate(raw, a_log, dt_bias, decay)
 }
 
 /// Write strength `beta = sigmoid(logit)`, or twice that with `allow_neg_eigval` (eigenvalues of the transition
@@ -103,7 +79,5 @@ pub fn decay_gate(raw: Tensor<4>, a_log: Option<Tensor<1>>, dt_bias: Option<Tens
 /// - `logit`: `[B, T, HV]`
 /// - returns: `[B, T, HV]` in f32, or f64 for f64 input
 pub fn write_strength(logit: Tensor<3>, allow_neg_eigval: bool) -> Tensor<3> {
-    let dtype = precision::accumulation(logit.dtype());
-    let beta = sigmoid(logit.cast(dtype));
-    if allow_neg_eigval { beta * 2.0 } else { beta }
+    ops::write_strength(logit, if allow_neg_eigval { 2.0 } else { 1.0 })
 }

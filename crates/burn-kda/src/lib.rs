@@ -62,4 +62,4 @@ pub use module::{
     ConvState, GatedRmsNorm, GatedRmsNormConfig, KdaConfig, KdaModule, KdaState, Projection, ShortConvolution,
     ShortConvolutionConfig, StateError,
 };
-pub use ops::{KdaGradients, KdaOps, KdaTensors, MaybeTensor, TensorBridge, WantedGradients};
+pub use ops::{ConvParams, KdaGradients, KdaOps, KdaParams, KdaTensors, MaybeTensor, TensorBridge, WantedGradients};

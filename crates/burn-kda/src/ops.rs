@@ -8,6 +8,7 @@ use burn::backend::{Backend, Dispatch, DispatchTensorKind, ExtensionType, backen
 use burn::tensor::{DType, Tensor};
 
 use crate::functions::{KdaInput, KdaOutput};
+use crate::gate::DecayFn;
 use crate::plain;
 use crate::precision;
 
@@ -27,6 +28,26 @@ pub struct KdaTensors<B: Backend> {
     pub g: FloatTensor<B>,
     /// `[B, T, HV]`
     pub beta: FloatTensor<B>,
+}
+
+/// The numbers of a call.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KdaParams {
+    /// Read scale.
+    pub scale: f64,
+    /// As [`KdaOptions::chunk_size`](crate::KdaOptions::chunk_size).
+    pub chunk_size: usize,
+    /// As [`KdaOptions::tensor_cores`](crate::KdaOptions::tensor_cores).
+    pub tensor_cores: bool,
+}
+
+/// What a convolution is to give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConvParams {
+    /// Channels of a head, if each head is to be normalised as by [`l2_normalize`](crate::l2_normalize).
+    pub head_dim: Option<usize>,
+    /// Of the result.
+    pub dtype: DType,
 }
 
 /// A tensor that may be missing: `Option` in a form the backend extension can take apart.
@@ -100,11 +121,10 @@ pub trait KdaOps: TensorBridge {
     fn kda_chunk(
         #[extension_type] inputs: KdaTensors<Self>,
         #[extension_type] initial_state: MaybeTensor<Self>,
-        scale: f64,
-        chunk_size: usize,
+        params: KdaParams,
         keep_states: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
-        plain_chunk(inputs, initial_state, scale, chunk_size, keep_states)
+        plain_chunk(inputs, initial_state, params, keep_states)
     }
 
     /// The recurrent form: output and final state.
@@ -125,11 +145,48 @@ pub trait KdaOps: TensorBridge {
         #[extension_type] states: MaybeTensor<Self>,
         #[extension_type] d_o: MaybeTensor<Self>,
         #[extension_type] d_final_state: MaybeTensor<Self>,
-        scale: f64,
-        chunk_size: usize,
+        params: KdaParams,
         wanted: WantedGradients,
     ) -> KdaGradients<Self> {
-        plain_backward(inputs, initial_state, states, [d_o, d_final_state], scale, chunk_size, wanted)
+        plain_backward(inputs, initial_state, states, [d_o, d_final_state], params, wanted)
+    }
+
+    /// [`short_convolution`](crate::short_convolution) of `x` `[B, T, D]` by `weight` `[D, 1, W]` and `bias` `[D]` after
+    /// `state` `[B, D, W - 1]`: the result, with each head normalised if `params` say so, and the next state.
+    fn kda_convolution(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: MaybeTensor<Self>,
+        #[extension_type] state: MaybeTensor<Self>,
+        params: ConvParams,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        plain_convolution(x, weight, bias, state, params)
+    }
+
+    /// [`decay_gate`](crate::decay_gate).
+    fn kda_decay_gate(
+        raw: FloatTensor<Self>,
+        #[extension_type] a_log: MaybeTensor<Self>,
+        #[extension_type] dt_bias: MaybeTensor<Self>,
+        decay: DecayFn,
+    ) -> FloatTensor<Self> {
+        plain_decay_gate(raw, a_log, dt_bias, decay)
+    }
+
+    /// [`write_strength`](crate::write_strength), `factor` 1 or 2.
+    fn kda_write_strength(logit: FloatTensor<Self>, factor: f64) -> FloatTensor<Self> {
+        plain_write_strength::<Self>(logit, factor)
+    }
+
+    /// [`gated_rms_norm`](crate::gated_rms_norm), in `dtype`.
+    fn kda_output_norm(
+        o: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        eps: f64,
+        dtype: DType,
+    ) -> FloatTensor<Self> {
+        plain_output_norm::<Self>(o, weight, gate, eps, dtype)
     }
 }
 
@@ -200,8 +257,7 @@ fn wide(inputs: KdaInput) -> (KdaInput, DType) {
 pub(crate) fn plain_chunk<B: KdaOps>(
     inputs: KdaTensors<B>,
     initial_state: MaybeTensor<B>,
-    scale: f64,
-    chunk_size: usize,
+    KdaParams { scale, chunk_size, .. }: KdaParams,
     keep_states: bool,
 ) -> (FloatTensor<B>, FloatTensor<B>, MaybeTensor<B>) {
     let (inputs, dtype) = wide(inputs.tensors());
@@ -226,8 +282,7 @@ pub(crate) fn plain_backward<B: KdaOps>(
     initial_state: MaybeTensor<B>,
     states: MaybeTensor<B>,
     [d_o, d_final_state]: [MaybeTensor<B>; 2],
-    scale: f64,
-    chunk_size: usize,
+    KdaParams { scale, chunk_size, .. }: KdaParams,
     wanted: WantedGradients,
 ) -> KdaGradients<B> {
     let (inputs, initial_state, states) = (inputs.tensors(), initial_state.tensor(), states.tensor());
@@ -245,6 +300,44 @@ pub(crate) fn plain_backward<B: KdaOps>(
         beta: MaybeTensor::of(beta.map(|x| x.cast(beta_dtype))),
         initial_state: MaybeTensor::of(initial_state),
     }
+}
+
+/// [`KdaOps::kda_convolution`] in plain tensor operations.
+pub(crate) fn plain_convolution<B: KdaOps>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: MaybeTensor<B>,
+    state: MaybeTensor<B>,
+    params: ConvParams,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let [y, state] = plain::convolution(B::tensor(x), B::tensor(weight), bias.tensor(), state.tensor(), params);
+    (B::primitive(y), B::primitive(state))
+}
+
+/// [`KdaOps::kda_decay_gate`] in plain tensor operations.
+pub(crate) fn plain_decay_gate<B: KdaOps>(
+    raw: FloatTensor<B>,
+    a_log: MaybeTensor<B>,
+    dt_bias: MaybeTensor<B>,
+    decay: DecayFn,
+) -> FloatTensor<B> {
+    B::primitive(plain::decay_gate(B::tensor(raw), a_log.tensor(), dt_bias.tensor(), decay))
+}
+
+/// [`KdaOps::kda_write_strength`] in plain tensor operations.
+pub(crate) fn plain_write_strength<B: KdaOps>(logit: FloatTensor<B>, factor: f64) -> FloatTensor<B> {
+    B::primitive(plain::write_strength(B::tensor(logit), factor))
+}
+
+/// [`KdaOps::kda_output_norm`] in plain tensor operations.
+pub(crate) fn plain_output_norm<B: KdaOps>(
+    o: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    gate: FloatTensor<B>,
+    eps: f64,
+    dtype: DType,
+) -> FloatTensor<B> {
+    B::primitive(plain::output_norm(B::tensor(o), B::tensor(weight), B::tensor(gate), eps, dtype))
 }
 
 /// What runs, by the environment variable `BURN_KDA_PLAIN`, read once: to compare, and to rule the kernels out when
@@ -272,7 +365,7 @@ impl Mode {
 
 /// Whether the backend of `tensor` is one of [`KdaOps`]. One that Burn has and this crate's features do not name runs
 /// the plain algorithm, operation by operation.
-fn is_extended(tensor: &Tensor<4>) -> bool {
+fn is_extended<const D: usize>(tensor: &Tensor<D>) -> bool {
     fn listed(kind: &DispatchTensorKind) -> bool {
         match kind {
             #[cfg(feature = "autodiff")]
@@ -296,6 +389,11 @@ fn is_extended(tensor: &Tensor<4>) -> bool {
 
 /// Whether the backend of `tensor` reads and writes f16 and bf16 itself.
 pub(crate) fn takes_half(tensor: &Tensor<4>) -> bool {
+    Mode::current() == Mode::Accelerated && is_on_cube(tensor)
+}
+
+/// Whether the tensor is one of CubeCL's.
+pub(crate) fn is_on_cube<const D: usize>(tensor: &Tensor<D>) -> bool {
     fn on_cube(kind: &DispatchTensorKind) -> bool {
         match kind {
             #[cfg(feature = "autodiff")]
@@ -305,7 +403,7 @@ pub(crate) fn takes_half(tensor: &Tensor<4>) -> bool {
             _ => false,
         }
     }
-    Mode::current() == Mode::Accelerated && on_cube(&tensor.clone().into_dispatch().kind)
+    on_cube(&tensor.clone().into_dispatch().kind)
 }
 
 /// Rows of a chunk where Burn differentiates each operation: the gradient of the inverse of a chunk passes it twice, so
@@ -313,15 +411,15 @@ pub(crate) fn takes_half(tensor: &Tensor<4>) -> bool {
 const COMPOSED_ROWS: usize = 4;
 
 /// The chunked form on whatever backend the tensors are.
-pub(crate) fn chunk(input: KdaInput, state: Option<Tensor<4>>, scale: f64, chunk_size: usize) -> KdaOutput {
+pub(crate) fn chunk(input: KdaInput, state: Option<Tensor<4>>, params: KdaParams) -> KdaOutput {
     if !is_extended(&input.q) {
         let KdaInput { q, k, v, g, beta } = &input;
         let is_recorded = [q, k, v, g].into_iter().chain(&state).any(|x| x.device().is_autodiff());
-        let most = if is_recorded || beta.device().is_autodiff() { COMPOSED_ROWS } else { chunk_size };
-        return plain::chunk_forward(input, state, scale, chunk_size.min(most), false).0;
+        let most = if is_recorded || beta.device().is_autodiff() { COMPOSED_ROWS } else { params.chunk_size };
+        return plain::chunk_forward(input, state, params.scale, params.chunk_size.min(most), false).0;
     }
     let (o, final_state, _) =
-        <Dispatch as KdaOps>::kda_chunk(KdaTensors::of(input), MaybeTensor::of(state), scale, chunk_size, false);
+        <Dispatch as KdaOps>::kda_chunk(KdaTensors::of(input), MaybeTensor::of(state), params, false);
     KdaOutput { o: Tensor::from_dispatch(o), final_state: Tensor::from_dispatch(final_state) }
 }
 
@@ -332,4 +430,56 @@ pub(crate) fn recurrent(input: KdaInput, state: Option<Tensor<4>>, scale: f64) -
     }
     let (o, final_state) = <Dispatch as KdaOps>::kda_recurrent(KdaTensors::of(input), MaybeTensor::of(state), scale);
     KdaOutput { o: Tensor::from_dispatch(o), final_state: Tensor::from_dispatch(final_state) }
+}
+
+/// [`KdaOps::kda_convolution`] on whatever backend the tensors are; any `B` and `T`.
+pub(crate) fn convolution(
+    x: Tensor<3>,
+    weight: Tensor<3>,
+    bias: Option<Tensor<1>>,
+    state: Option<Tensor<3>>,
+    params: ConvParams,
+) -> [Tensor<3>; 2] {
+    if is_empty(&x) || !is_extended(&x) {
+        return plain::convolution(x, weight, bias, state, params);
+    }
+    let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+    let (bias, state) = (MaybeTensor::of(bias), MaybeTensor::of(state));
+    let (y, state) = <Dispatch as KdaOps>::kda_convolution(x, weight, bias, state, params);
+    [y, state].map(Tensor::from_dispatch)
+}
+
+/// [`KdaOps::kda_decay_gate`], as [`convolution`].
+pub(crate) fn decay_gate(
+    raw: Tensor<4>,
+    a_log: Option<Tensor<1>>,
+    dt_bias: Option<Tensor<1>>,
+    decay: DecayFn,
+) -> Tensor<4> {
+    if is_empty(&raw) || !is_extended(&raw) {
+        return plain::decay_gate(raw, a_log, dt_bias, decay);
+    }
+    let (a_log, dt_bias) = (MaybeTensor::of(a_log), MaybeTensor::of(dt_bias));
+    Tensor::from_dispatch(<Dispatch as KdaOps>::kda_decay_gate(raw.into_dispatch(), a_log, dt_bias, decay))
+}
+
+/// [`KdaOps::kda_write_strength`], as [`convolution`].
+pub(crate) fn write_strength(logit: Tensor<3>, factor: f64) -> Tensor<3> {
+    if is_empty(&logit) || !is_extended(&logit) {
+        return plain::write_strength(logit, factor);
+    }
+    Tensor::from_dispatch(<Dispatch as KdaOps>::kda_write_strength(logit.into_dispatch(), factor))
+}
+
+/// [`KdaOps::kda_output_norm`], as [`convolution`].
+pub(crate) fn output_norm(o: Tensor<4>, weight: Tensor<1>, gate: Tensor<4>, eps: f64, dtype: DType) -> Tensor<4> {
+    if is_empty(&o) || !is_extended(&o) {
+        return plain::output_norm(o, weight, gate, eps, dtype);
+    }
+    let (o, weight, gate) = (o.into_dispatch(), weight.into_dispatch(), gate.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as KdaOps>::kda_output_norm(o, weight, gate, eps, dtype))
+}
+
+fn is_empty<const D: usize>(x: &Tensor<D>) -> bool {
+    x.shape().num_elements() == 0
 }

@@ -11,7 +11,7 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
 
-use crate::ops::{KdaGradients, KdaOps, KdaTensors, MaybeTensor, TensorBridge, WantedGradients};
+use crate::ops::{KdaGradients, KdaOps, KdaParams, KdaTensors, MaybeTensor, TensorBridge, WantedGradients};
 
 impl<B: KdaOps, C: CheckpointStrategy> TensorBridge for Autodiff<B, C>
 where
@@ -33,12 +33,11 @@ where
     fn kda_chunk(
         inputs: KdaTensors<Self>,
         initial_state: MaybeTensor<Self>,
-        scale: f64,
-        chunk_size: usize,
+        params: KdaParams,
         _keep_states: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
-        let [o, final_state] = node(inputs, initial_state, scale, chunk_size, |inputs, initial_state, tracked| {
-            B::kda_chunk(inputs, initial_state, scale, chunk_size, tracked)
+        let [o, final_state] = node(inputs, initial_state, params, |inputs, initial_state, tracked| {
+            B::kda_chunk(inputs, initial_state, params, tracked)
         });
         (o, final_state, MaybeTensor::None)
     }
@@ -48,16 +47,15 @@ where
         initial_state: MaybeTensor<Self>,
         scale: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let [o, final_state] = node(inputs, initial_state, scale, BACKWARD_CHUNK, |inputs, initial_state, _| {
+        // The recurrent form has the gradients of the chunked one.
+        let params = KdaParams { scale, chunk_size: 64, tensor_cores: false };
+        let [o, final_state] = node(inputs, initial_state, params, |inputs, initial_state, _| {
             let (o, final_state) = B::kda_recurrent(inputs, initial_state, scale);
             (o, final_state, MaybeTensor::None)
         });
         (o, final_state)
     }
 }
-
-/// The recurrent form has the gradients of the chunked one.
-const BACKWARD_CHUNK: usize = 64;
 
 /// What a node saves. Inputs are named by their own nodes, so that a checkpointing strategy may compute them again.
 #[derive(Debug, Clone)]
@@ -67,8 +65,7 @@ struct Saved<B: KdaOps> {
     states: MaybeTensor<B>,
     d_final_state: FinalStateCotangent<B>,
     output: Shape,
-    scale: f64,
-    chunk_size: usize,
+    params: KdaParams,
 }
 
 /// Where the node of the final state leaves its cotangent for the node of the operator.
@@ -81,8 +78,7 @@ type ChunkResult<B> = (FloatTensor<B>, FloatTensor<B>, MaybeTensor<B>);
 fn node<B: KdaOps, C: CheckpointStrategy>(
     inputs: KdaTensors<Autodiff<B, C>>,
     initial_state: MaybeTensor<Autodiff<B, C>>,
-    scale: f64,
-    chunk_size: usize,
+    params: KdaParams,
     forward: impl FnOnce(KdaTensors<B>, MaybeTensor<B>, bool) -> ChunkResult<B>,
 ) -> [FloatTensor<Autodiff<B, C>>; 2] {
     let KdaTensors { q, k, v, g, beta } = &inputs;
@@ -110,8 +106,7 @@ fn node<B: KdaOps, C: CheckpointStrategy>(
                 states,
                 d_final_state: d_final_state.clone(),
                 output: o.shape(),
-                scale,
-                chunk_size,
+                params,
             };
             prep.finish(saved, o)
         }
@@ -151,7 +146,7 @@ impl<B: KdaOps> Backward<B, 6> for Operator {
     type State = Saved<B>;
 
     fn backward(self, ops: Ops<Self::State, 6>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let Saved { inputs, initial_state, states, d_final_state, output, scale, chunk_size } = ops.state;
+        let Saved { inputs, initial_state, states, d_final_state, output, params } = ops.state;
         let d_o = Some(grads.consume::<B>(&ops.node)).filter(|d_o| d_o.shape() == output);
         let d_final_state = d_final_state.lock().expect("no panic while the lock is held").take();
         let [q, k, v, g, beta] = inputs.map(|id| checkpointer.retrieve_node_output(id));
@@ -159,16 +154,8 @@ impl<B: KdaOps> Backward<B, 6> for Operator {
         let initial_state = initial_state.map(|id| checkpointer.retrieve_node_output(id));
         let [q, k, v, g, beta, state] = ops.parents.each_ref().map(Option::is_some);
         let wanted = WantedGradients { q, k, v, g, beta, initial_state: state && initial_state.is_some() };
-        let KdaGradients { q, k, v, g, beta, initial_state } = B::kda_backward(
-            inputs,
-            initial_state.into(),
-            states,
-            d_o.into(),
-            d_final_state.into(),
-            scale,
-            chunk_size,
-            wanted,
-        );
+        let KdaGradients { q, k, v, g, beta, initial_state } =
+            B::kda_backward(inputs, initial_state.into(), states, d_o.into(), d_final_state.into(), params, wanted);
         for (parent, gradient) in ops.parents.into_iter().zip([q, k, v, g, beta, initial_state]) {
             if let (Some(parent), Some(gradient)) = (parent, gradient.into_option()) {
                 grads.register::<B>(parent.id, gradient);

@@ -1,5 +1,7 @@
-//! Every runtime of CubeCL: the forward pass in one kernel, the backward pass in three, and the plain algorithm where the
-//! device or the dtype is not one for them.
+//! Every runtime of CubeCL: the operator and what surrounds it in kernels, and the plain algorithm where the device or the
+//! dtype is not one for them.
+
+mod layer;
 
 #[cfg(feature = "fusion")]
 use burn::backend::fusion::custom::TensorSpec;
@@ -8,14 +10,17 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension};
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
+use cubecl::client::Client;
 use cubecl::ir::DeviceProperties;
 
 use crate::functions::Dims;
+use crate::gate::DecayFn;
 #[cfg(feature = "fusion")]
 use crate::kernel::kept_states;
-use crate::kernel::{self, BackwardPlan, ForwardPlan, Gradients, Outputs};
+use crate::kernel::{self, BackwardPlan, ForwardPlan, Gradients, Outputs, has_kernels};
 use crate::ops::{
-    KdaGradients, KdaOps, KdaTensors, MaybeTensor, Mode, WantedGradients, plain_backward, plain_chunk, plain_recurrent,
+    ConvParams, KdaGradients, KdaOps, KdaParams, KdaTensors, MaybeTensor, Mode, WantedGradients, plain_backward,
+    plain_chunk, plain_recurrent,
 };
 #[cfg(feature = "fusion")]
 use crate::ops::{KdaGradientsMetadata, KdaTensorsMetadata, MaybeTensorMetadata};
@@ -26,13 +31,13 @@ impl KdaOps for Cube {
     fn kda_chunk(
         inputs: KdaTensors<Self>,
         initial_state: MaybeTensor<Self>,
-        scale: f64,
-        chunk_size: usize,
+        params: KdaParams,
         keep_states: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
-        match plan(&inputs, |dims, properties| ForwardPlan::new(dims, inputs.q.dtype(), properties)) {
-            Some(plan) => <Self as KernelOps>::forward(inputs, initial_state, scale, keep_states, plan),
-            None => plain_chunk(inputs, initial_state, scale, chunk_size, keep_states),
+        let tensor_cores = params.tensor_cores || is_half(&inputs.q);
+        match plan(&inputs, |dims, properties| ForwardPlan::new(dims, tensor_cores, properties)) {
+            Some(plan) => <Self as KernelOps>::forward(inputs, initial_state, params.scale, keep_states, plan),
+            None => plain_chunk(inputs, initial_state, params, keep_states),
         }
     }
 
@@ -54,11 +59,11 @@ impl KdaOps for Cube {
         states: MaybeTensor<Self>,
         d_o: MaybeTensor<Self>,
         d_final_state: MaybeTensor<Self>,
-        scale: f64,
-        chunk_size: usize,
+        params: KdaParams,
         wanted: WantedGradients,
     ) -> KdaGradients<Self> {
-        match plan(&inputs, |dims, properties| BackwardPlan::new(dims, inputs.q.dtype(), properties)) {
+        let tensor_cores = params.tensor_cores || is_half(&inputs.q);
+        match plan(&inputs, |dims, properties| BackwardPlan::new(dims, tensor_cores, properties)) {
             Some(plan) => {
                 let dtype = inputs.v.dtype();
                 let like_output = |d_o: FloatTensor<Self>| match d_o.dtype() == dtype {
@@ -66,19 +71,70 @@ impl KdaOps for Cube {
                     false => Self::float_cast(d_o, dtype.into()),
                 };
                 let d_o = d_o.into_option().map(like_output).into();
-                <Self as KernelOps>::backward(inputs, initial_state, states, d_o, d_final_state, scale, wanted, plan)
+                <Self as KernelOps>::backward(
+                    inputs,
+                    initial_state,
+                    states,
+                    d_o,
+                    d_final_state,
+                    params.scale,
+                    wanted,
+                    plan,
+                )
             }
-            None => plain_backward(inputs, initial_state, states, [d_o, d_final_state], scale, chunk_size, wanted),
+            None => plain_backward(inputs, initial_state, states, [d_o, d_final_state], params, wanted),
         }
+    }
+
+    fn kda_convolution(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: MaybeTensor<Self>,
+        state: MaybeTensor<Self>,
+        params: ConvParams,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        layer::convolution(x, weight, bias, state, params)
+    }
+
+    fn kda_decay_gate(
+        raw: FloatTensor<Self>,
+        a_log: MaybeTensor<Self>,
+        dt_bias: MaybeTensor<Self>,
+        decay: DecayFn,
+    ) -> FloatTensor<Self> {
+        layer::decay_gate(raw, a_log, dt_bias, decay)
+    }
+
+    fn kda_write_strength(logit: FloatTensor<Self>, factor: f64) -> FloatTensor<Self> {
+        layer::write_strength(logit, factor)
+    }
+
+    fn kda_output_norm(
+        o: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        eps: f64,
+        dtype: DType,
+    ) -> FloatTensor<Self> {
+        layer::output_norm(o, weight, gate, eps, dtype)
     }
 }
 
 /// None if the plain algorithm has to run.
 fn plan<P>(inputs: &KdaTensors<Cube>, of: impl FnOnce(Dims, &DeviceProperties) -> Option<P>) -> Option<P> {
-    let has_kernels = |x: &FloatTensor<Cube>| matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16);
-    let runs =
-        [&inputs.q, &inputs.g, &inputs.beta].into_iter().all(has_kernels) && Mode::current() == Mode::Accelerated;
-    runs.then(|| of(dims(inputs), inputs.q.device().client().properties()))?
+    of(dims(inputs), client([&inputs.q, &inputs.g, &inputs.beta])?.properties())
+}
+
+/// Of the tensors' device; none if kernels are ruled out, or have no such dtype.
+fn client<'a>(tensors: impl IntoIterator<Item = &'a FloatTensor<Cube>>) -> Option<Client> {
+    let mut tensors = tensors.into_iter();
+    let first = tensors.next().expect("a tensor");
+    let runs = has_kernels(first.dtype()) && tensors.all(|x| has_kernels(x.dtype()));
+    (runs && Mode::current() == Mode::Accelerated).then(|| first.device().client())
+}
+
+fn is_half(x: &FloatTensor<Cube>) -> bool {
+    matches!(x.dtype(), DType::F16 | DType::BF16)
 }
 
 fn dims<B: Backend>(KdaTensors { q, v, .. }: &KdaTensors<B>) -> Dims {

@@ -9,7 +9,7 @@ use ndarray::{ArrayD, ArrayViewD, IxDyn, ShapeBuilder};
 
 use super::native::{self, Host, native_ops};
 use crate::native::Real;
-use crate::ops::{self, KdaGradients, KdaOps, KdaTensors, MaybeTensor, Mode, WantedGradients};
+use crate::ops::{self, KdaGradients, KdaOps, KdaParams, KdaTensors, MaybeTensor, Mode, WantedGradients};
 
 tensor_bridge!(Flex);
 native_ops!(Flex);

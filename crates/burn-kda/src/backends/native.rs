@@ -64,16 +64,15 @@ macro_rules! native_ops {
             fn kda_chunk(
                 inputs: KdaTensors<Self>,
                 initial_state: MaybeTensor<Self>,
-                scale: f64,
-                chunk_size: usize,
+                params: KdaParams,
                 keep_states: bool,
             ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>) {
                 if Mode::current() == Mode::Plain {
-                    return ops::plain_chunk(inputs, initial_state, scale, chunk_size, keep_states);
+                    return ops::plain_chunk(inputs, initial_state, params, keep_states);
                 }
                 match inputs.q.dtype() {
-                    DType::F64 => native::forward::<Self, f64>(inputs, initial_state, scale, keep_states),
-                    _ => native::forward::<Self, f32>(inputs, initial_state, scale, keep_states),
+                    DType::F64 => native::forward::<Self, f64>(inputs, initial_state, params.scale, keep_states),
+                    _ => native::forward::<Self, f32>(inputs, initial_state, params.scale, keep_states),
                 }
             }
 
@@ -86,7 +85,8 @@ macro_rules! native_ops {
                 if inputs.q.shape()[1] > 1 || Mode::current() == Mode::Plain {
                     return ops::plain_recurrent(inputs, initial_state, scale);
                 }
-                let (o, final_state, _) = Self::kda_chunk(inputs, initial_state, scale, 1, false);
+                let params = KdaParams { scale, chunk_size: 1, tensor_cores: false };
+                let (o, final_state, _) = Self::kda_chunk(inputs, initial_state, params, false);
                 (o, final_state)
             }
 
@@ -96,19 +96,18 @@ macro_rules! native_ops {
                 states: MaybeTensor<Self>,
                 d_o: MaybeTensor<Self>,
                 d_final_state: MaybeTensor<Self>,
-                scale: f64,
-                chunk_size: usize,
+                params: KdaParams,
                 wanted: WantedGradients,
             ) -> KdaGradients<Self> {
                 let cotangents = [d_o, d_final_state];
                 if Mode::current() == Mode::Plain {
-                    return ops::plain_backward(inputs, initial_state, states, cotangents, scale, chunk_size, wanted);
+                    return ops::plain_backward(inputs, initial_state, states, cotangents, params, wanted);
                 }
                 match inputs.q.dtype() {
                     DType::F64 => {
-                        native::backward::<Self, f64>(inputs, initial_state, states, cotangents, scale, wanted)
+                        native::backward::<Self, f64>(inputs, initial_state, states, cotangents, params.scale, wanted)
                     }
-                    _ => native::backward::<Self, f32>(inputs, initial_state, states, cotangents, scale, wanted),
+                    _ => native::backward::<Self, f32>(inputs, initial_state, states, cotangents, params.scale, wanted),
                 }
             }
         }

@@ -7,7 +7,7 @@ use burn_ndarray::{NdArray, NdArrayTensor, SharedArray};
 use ndarray::{ArrayD, ArrayViewD};
 
 use super::native::{self, Host, native_ops};
-use crate::ops::{self, KdaGradients, KdaOps, KdaTensors, MaybeTensor, Mode, WantedGradients};
+use crate::ops::{self, KdaGradients, KdaOps, KdaParams, KdaTensors, MaybeTensor, Mode, WantedGradients};
 
 tensor_bridge!(NdArray);
 native_ops!(NdArray);

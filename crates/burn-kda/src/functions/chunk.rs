@@ -1,7 +1,7 @@
 //! The chunked WY form.
 
 use super::problem::{self, Caller, KdaInput, KdaOptions, KdaOutput};
-use crate::ops;
+use crate::ops::{self, KdaParams};
 
 /// The operator in chunks: the form to train and prefill with (Kimi Linear, section 3; FLA's `chunk_kda`).
 ///
@@ -15,8 +15,8 @@ use crate::ops;
 ///
 /// If a shape, a dtype or an option does not fit; the message names the argument.
 pub fn chunk_kda(input: KdaInput, options: KdaOptions) -> KdaOutput {
-    let chunk_size = options.chunk_size;
+    let KdaOptions { chunk_size, tensor_cores, .. } = options;
     problem::run(Caller::new("chunk_kda"), input, options, |input, state, scale| {
-        ops::chunk(input, state, scale, chunk_size)
+        ops::chunk(input, state, KdaParams { scale, chunk_size, tensor_cores })
     })
 }

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use crate::{activation::silu, precision};
+use crate::ops::{self, ConvParams};
 
 /// Result of [`short_convolution`].
 #[derive(Debug, Clone)]
@@ -30,7 +30,19 @@ pub fn short_convolution(
     bias: Option<Tensor<1>>,
     state: Option<Tensor<3>>,
 ) -> ConvOutput {
-    let [batch, time, channels] = x.dims();
+    let params = ConvParams { head_dim: None, dtype: x.dtype() };
+    convolve(x, weight, bias, state, params)
+}
+
+/// As [`short_convolution`], with what `params` ask for.
+pub(crate) fn convolve(
+    x: Tensor<3>,
+    weight: Tensor<3>,
+    bias: Option<Tensor<1>>,
+    state: Option<Tensor<3>>,
+    params: ConvParams,
+) -> ConvOutput {
+    let [batch, _, channels] = x.dims();
     let [rows, inner, width] = weight.dims();
     assert!(
         rows == channels && inner == 1 && width > 0,
@@ -41,32 +53,11 @@ pub fn short_convolution(
         let [got] = bias.dims();
         assert!(got == channels, "short_convolution: `bias` must be [D = {channels}], got [{got}]");
     }
-    let past = [batch, channels, width - 1];
-    let dtype = x.dtype();
-    let state = match state {
-        Some(state) => {
-            assert!(state.dims() == past, "short_convolution: `state` must be {past:?}, got {:?}", state.dims());
-            let got = state.dtype();
-            assert!(got == dtype, "short_convolution: `state` must have the dtype of `x`, {dtype:?}, got {got:?}");
-            state
-        }
-        None => Tensor::zeros(past, (&x.device(), dtype)),
-    };
-
-    let inputs = match width {
-        1 => x,
-        _ => Tensor::cat(vec![state.swap_dims(1, 2), x], 1),
-    };
-    let wide = precision::accumulation(dtype);
-    let taps = weight.cast(wide).reshape([channels, width]).swap_dims(0, 1);
-    let padded = inputs.clone().cast(wide);
-    let tap = |j: usize| {
-        let weight = taps.clone().slice_dim(0, j..j + 1).reshape([1, 1, channels]);
-        padded.clone().slice_dim(1, j..j + time) * weight
-    };
-    let mut sum = (1..width).fold(tap(0), |sum, j| sum + tap(j));
-    if let Some(bias) = bias {
-        sum = sum + bias.cast(wide).reshape([1, 1, channels]);
+    if let Some(state) = &state {
+        let (want, dtype, got) = ([batch, channels, width - 1], x.dtype(), state.dtype());
+        assert!(state.dims() == want, "short_convolution: `state` must be {want:?}, got {:?}", state.dims());
+        assert!(got == dtype, "short_convolution: `state` must have the dtype of `x`, {dtype:?}, got {got:?}");
     }
-    ConvOutput { y: silu(sum).cast(dtype), state: inputs.slice_dim(1, time..time + width - 1).swap_dims(1, 2) }
+    let [y, state] = ops::convolution(x, weight, bias, state, params);
+    ConvOutput { y, state }
 }

@@ -9,7 +9,9 @@ mod recurrent;
 mod step;
 
 pub use chunk::chunk_kda;
+pub(crate) use conv::convolve;
 pub use conv::{ConvOutput, short_convolution};
+pub(crate) use norm::gated_rms_norm_to;
 pub use norm::{gated_rms_norm, l2_normalize};
 pub(crate) use packed::{check_cu_seqlens, pad_time};
 pub(crate) use problem::Dims;

@@ -36,6 +36,10 @@ pub struct KdaOptions {
     /// it by rounding only. In plain tensor operations chunks have at most 16 rows, to stay within the error bars for
     /// nearly dependent keys; on NdArray and Flex there are none, because the kernels need none.
     pub chunk_size: usize,
+    /// Lets the products of f32 inputs be made on tensor cores, each number as the sum of two in bf16: relative errors
+    /// of 1e-5 where f32 has 1e-7 (docs/numerics.md). Those of f16 and bf16 inputs are in any case, and without tensor
+    /// cores it changes nothing. For [`chunk_kda`](super::chunk_kda).
+    pub tensor_cores: bool,
     /// State before the first token, `[B, HV, K, V]` (`[N, HV, K, V]` with `cu_seqlens`), f32 or f64 as the result.
     pub initial_state: Option<Tensor<4>>,
     /// Bounds of `N` sequences packed along the time axis of a batch of one: `0 = c_0 <= c_1 <= .. <= c_N = T`.
@@ -44,7 +48,7 @@ pub struct KdaOptions {
 
 impl Default for KdaOptions {
     fn default() -> Self {
-        Self { scale: None, chunk_size: 64, initial_state: None, cu_seqlens: None }
+        Self { scale: None, chunk_size: 64, tensor_cores: false, initial_state: None, cu_seqlens: None }
     }
 }
 
@@ -58,6 +62,12 @@ impl KdaOptions {
     /// Sets the most rows of a chunk.
     pub fn with_chunk_size(mut self, chunk_size: usize) -> Self {
         self.chunk_size = chunk_size;
+        self
+    }
+
+    /// Lets f32 products be made on tensor cores.
+    pub fn with_tensor_cores(mut self, tensor_cores: bool) -> Self {
+        self.tensor_cores = tensor_cores;
         self
     }
 

@@ -2,7 +2,6 @@
 
 use std::sync::LazyLock;
 
-use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::DeviceProperties;
 
@@ -37,11 +36,11 @@ impl TensorCores {
         *CORES
     }
 
-    /// Whether the chunk form has them, if it is to run at all.
-    fn of(dims: Dims, dtype: DType) -> Option<bool> {
+    /// Whether the chunk form has them, if it is to run at all; the call has `asked` for them.
+    fn of(dims: Dims, asked: bool) -> Option<bool> {
         match Self::current() {
             _ if dims.time < ChunkPlan::LEAST_TOKENS => None,
-            Self::Used if matches!(dtype, DType::F16 | DType::BF16) => Some(true),
+            Self::Used if asked => Some(true),
             Self::Imitated => Some(false),
             _ => None,
         }
@@ -56,10 +55,10 @@ pub(crate) enum ForwardPlan {
 }
 
 impl ForwardPlan {
-    /// None if the device cannot run the kernels on such a problem. Tensor cores are for half precision: the recurrence
+    /// None if the device cannot run the kernels on such a problem. Tensor cores have to be asked for: the recurrence
     /// keeps f32 accuracy.
-    pub fn new(dims: Dims, dtype: DType, properties: &DeviceProperties) -> Option<Self> {
-        let chunk = TensorCores::of(dims, dtype).and_then(|cores| ChunkPlan::forward(dims, properties, cores));
+    pub fn new(dims: Dims, tensor_cores: bool, properties: &DeviceProperties) -> Option<Self> {
+        let chunk = TensorCores::of(dims, tensor_cores).and_then(|cores| ChunkPlan::forward(dims, properties, cores));
         chunk.map(Self::Chunk).or_else(|| Self::recurrent(dims, properties))
     }
 
@@ -78,9 +77,9 @@ pub(crate) enum BackwardPlan {
 
 impl BackwardPlan {
     /// As [`ForwardPlan::new`].
-    pub fn new(dims: Dims, dtype: DType, properties: &DeviceProperties) -> Option<Self> {
-        let forward = ForwardPlan::new(dims, dtype, properties)?;
-        let chunk = TensorCores::of(dims, dtype).and_then(|cores| ChunkPlan::backward(dims, properties, cores));
+    pub fn new(dims: Dims, tensor_cores: bool, properties: &DeviceProperties) -> Option<Self> {
+        let forward = ForwardPlan::new(dims, tensor_cores, properties)?;
+        let chunk = TensorCores::of(dims, tensor_cores).and_then(|cores| ChunkPlan::backward(dims, properties, cores));
         let chunk = chunk.map(|plan| Self::Chunk(forward, plan));
         chunk.or_else(|| ScanPlan::new(dims, properties).map(|plan| Self::Scan(forward, plan)))
     }

@@ -11,13 +11,20 @@ use cubecl::prelude::*;
 pub(super) type Dtypes = [ElemType; 3];
 
 pub(super) fn dtypes(qkv: DType, g: DType, beta: DType) -> Dtypes {
-    [qkv, g, beta].map(|dtype| {
-        ElemType::Float(match dtype {
-            DType::F32 => FloatKind::F32,
-            DType::F16 => FloatKind::F16,
-            DType::BF16 => FloatKind::BF16,
-            _ => unreachable!("the kernels have no plan for {dtype:?}"),
-        })
+    [qkv, g, beta].map(float)
+}
+
+/// Whether the kernels read and write it.
+pub(crate) fn has_kernels(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+pub(super) fn float(dtype: DType) -> ElemType {
+    ElemType::Float(match dtype {
+        DType::F32 => FloatKind::F32,
+        DType::F16 => FloatKind::F16,
+        DType::BF16 => FloatKind::BF16,
+        _ => unreachable!("the kernels have no plan for {dtype:?}"),
     })
 }
 

@@ -7,11 +7,13 @@ mod decay;
 mod dispatch;
 mod element;
 mod gradients;
+pub(crate) mod layer;
 mod plan;
 mod recurrent;
 mod segment;
 
 pub(crate) use dispatch::{BackwardPlan, ForwardPlan, backward, forward};
+pub(crate) use element::has_kernels;
 pub(crate) use gradients::Gradients;
 pub(crate) use recurrent::Outputs;
 #[cfg(feature = "fusion")]

@@ -20,12 +20,12 @@ const SHARED: usize = 24 * 1024;
 /// Most buffers of a launch, with the one that carries shapes and strides.
 const BINDINGS: u32 = 10;
 
-fn most_units(hardware: &HardwareProperties) -> usize {
+pub(super) fn most_units(hardware: &HardwareProperties) -> usize {
     hardware.max_units_per_cube.min(hardware.max_cube_dim.0) as usize
 }
 
 /// In all three dimensions, and few enough to be counted in 32 bits.
-fn most_cubes(hardware: &HardwareProperties) -> usize {
+pub(super) fn most_cubes(hardware: &HardwareProperties) -> usize {
     let (x, y, z) = hardware.max_cube_count;
     (u64::from(x) * u64::from(y) * u64::from(z)).min(u64::from(u32::MAX) / 2) as usize
 }

@@ -2,7 +2,8 @@ use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 
-use crate::functions::{ConvOutput, short_convolution};
+use crate::functions::{ConvOutput, convolve};
+use crate::ops::ConvParams;
 
 /// Configuration of a [`ShortConvolution`].
 #[derive(Config, Debug)]
@@ -28,7 +29,7 @@ impl ShortConvolutionConfig {
     }
 }
 
-/// Causal depthwise convolution followed by silu; see [`short_convolution`].
+/// Causal depthwise convolution followed by silu; see [`short_convolution`](crate::short_convolution).
 #[derive(Module, Debug)]
 pub struct ShortConvolution {
     /// `[D, 1, W]`, the last tap on the current token.
@@ -42,8 +43,13 @@ impl ShortConvolution {
     ///
     /// # Panics
     ///
-    /// As [`short_convolution`].
+    /// As [`short_convolution`](crate::short_convolution).
     pub fn forward(&self, x: Tensor<3>, state: Option<Tensor<3>>) -> ConvOutput {
-        short_convolution(x, self.weight.val(), self.bias.as_ref().map(|bias| bias.val()), state)
+        let params = ConvParams { head_dim: None, dtype: x.dtype() };
+        self.run(x, state, params)
+    }
+
+    pub(super) fn run(&self, x: Tensor<3>, state: Option<Tensor<3>>, params: ConvParams) -> ConvOutput {
+        convolve(x, self.weight.val(), self.bias.as_ref().map(|bias| bias.val()), state, params)
     }
 }

@@ -4,7 +4,8 @@ use burn::tensor::{DType, Device, Tensor};
 
 use super::{ConvState, GatedRmsNorm, KdaState, ShortConvolution};
 use crate::activation::silu;
-use crate::functions::{ConvOutput, check_cu_seqlens};
+use crate::functions::{ConvOutput, check_cu_seqlens, gated_rms_norm_to};
+use crate::ops::ConvParams;
 use crate::{
     DecayFn, KdaInput, KdaOptions, KdaOutput, chunk_kda, decay_gate, fla_read_scale, l2_normalize, precision,
     recurrent_kda, write_strength,
@@ -174,16 +175,15 @@ impl KdaModule {
 
         // Wide from projection to projection: every rounding to bf16 on the way would add 1.7e-3.
         let (dtype, wide) = (x.dtype(), precision::accumulation(x.dtype()));
-        let raw = [&self.q_proj, &self.k_proj, &self.v_proj].map(|linear| linear.forward(x.clone()).cast(wide));
-        let conv = conv.map(|state| state.cast(wide));
-        let ([q, k, v], conv) = self.convolve(raw, conv, call.cu_seqlens);
+        let raw = [&self.q_proj, &self.k_proj, &self.v_proj].map(|linear| linear.forward(x.clone()));
+        let ([q, k, v], conv) = self.convolve(raw, conv, call.cu_seqlens, wide);
         let heads = |x: Tensor<3>, heads: usize| {
             let dim = x.dims()[2] / heads;
             x.reshape([batch, time, heads, dim])
         };
         let input = KdaInput {
-            q: l2_normalize(heads(q, self.num_heads)),
-            k: l2_normalize(heads(k, self.num_heads)),
+            q: heads(q, self.num_heads),
+            k: heads(k, self.num_heads),
             v: heads(v, self.num_v_heads),
             g: decay_gate(
                 heads(project([&self.f_a_proj, &self.f_b_proj, &self.f_proj], x.clone()), self.num_v_heads),
@@ -196,36 +196,48 @@ impl KdaModule {
         let options = KdaOptions {
             scale: Some(self.k_scale()),
             chunk_size: self.chunk_size,
+            // A layer in half precision is rounded more than they round.
+            tensor_cores: dtype != wide,
             initial_state: recurrent,
             cu_seqlens: call.cu_seqlens.map(<[usize]>::to_vec),
         };
         let KdaOutput { o, final_state } = (call.form)(input, options);
 
-        let gate = heads(project([&self.g_a_proj, &self.g_b_proj, &self.g_proj], x).cast(wide), self.num_v_heads);
+        let gate = heads(project([&self.g_a_proj, &self.g_b_proj, &self.g_proj], x), self.num_v_heads);
         let [_, _, value_heads, value_dim] = o.dims();
-        let o = self.o_norm.forward(o, gate).reshape([batch, time, value_heads * value_dim]);
-        let conv = conv.map(|state| state.cast(dtype));
-        (self.o_proj.forward(o.cast(dtype)), KdaState { recurrent: final_state, conv })
+        let o = gated_rms_norm_to(o, self.o_norm.weight.val(), gate, self.o_norm.epsilon, dtype);
+        let o = o.reshape([batch, time, value_heads * value_dim]);
+        (self.o_proj.forward(o), KdaState { recurrent: final_state, conv })
     }
 
-    /// Convolution and silu of q, k and v.
+    /// Convolution and silu of q, k and v, and normalisation of the heads of q and k.
     fn convolve(
         &self,
         raw: [Tensor<3>; 3],
         state: Option<ConvState>,
         cu_seqlens: Option<&[usize]>,
+        dtype: DType,
     ) -> ([Tensor<3>; 3], Option<ConvState>) {
         let (Some(q_conv), Some(k_conv), Some(v_conv)) = (&self.q_conv1d, &self.k_conv1d, &self.v_conv1d) else {
-            return (raw.map(silu), None);
+            let [q, k, v] = raw.map(|x| silu(x.cast(dtype)));
+            let normalize = |x: Tensor<3>| {
+                let [batch, time, channels] = x.dims();
+                l2_normalize(x.reshape([batch, time, self.num_heads, self.key_dim()])).reshape([batch, time, channels])
+            };
+            return ([normalize(q), normalize(k), v], None);
         };
         let states = match state {
             Some(ConvState { q, k, v }) => [Some(q), Some(k), Some(v)],
             None => [None, None, None],
         };
-        let convolutions = [q_conv, k_conv, v_conv].into_iter().zip(raw).zip(states);
-        let outputs = convolutions.map(|((conv, x), state)| match cu_seqlens {
-            Some(bounds) => convolve_packed(conv, x, state, bounds),
-            None => conv.forward(x, state),
+        let key_dim = Some(self.key_dim());
+        let convolutions = [(q_conv, key_dim), (k_conv, key_dim), (v_conv, None)].into_iter().zip(raw).zip(states);
+        let outputs = convolutions.map(|(((conv, head_dim), x), state)| {
+            let params = ConvParams { head_dim, dtype };
+            match cu_seqlens {
+                Some(bounds) => convolve_packed(conv, x, state, bounds, params),
+                None => conv.run(x, state, params),
+            }
         });
         let [q, k, v] = outputs.collect::<Vec<_>>().try_into().expect("three convolutions");
         ([q.y, k.y, v.y], Some(ConvState { q: q.state, k: k.state, v: v.state }))
@@ -276,11 +288,17 @@ impl KdaModule {
 }
 
 /// Each sequence on its own, so that none reads the one before it.
-fn convolve_packed(conv: &ShortConvolution, x: Tensor<3>, states: Option<Tensor<3>>, bounds: &[usize]) -> ConvOutput {
+fn convolve_packed(
+    conv: &ShortConvolution,
+    x: Tensor<3>,
+    states: Option<Tensor<3>>,
+    bounds: &[usize],
+    params: ConvParams,
+) -> ConvOutput {
     let outputs: Vec<_> = (bounds.windows(2).enumerate())
         .map(|(n, span)| {
             let state = states.as_ref().map(|states| states.clone().slice_dim(0, n..n + 1));
-            conv.forward(x.clone().slice_dim(1, span[0]..span[1]), state)
+            conv.run(x.clone().slice_dim(1, span[0]..span[1]), state, params)
         })
         .collect();
     ConvOutput {

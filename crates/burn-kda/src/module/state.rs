@@ -44,12 +44,6 @@ pub enum StateError {
     },
 }
 
-impl ConvState {
-    pub(super) fn cast(self, dtype: DType) -> Self {
-        Self { q: self.q.cast(dtype), k: self.k.cast(dtype), v: self.v.cast(dtype) }
-    }
-}
-
 impl KdaState {
     /// Sequences `B` in the state.
     pub fn batch_size(&self) -> usize {
