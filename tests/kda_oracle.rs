@@ -4,7 +4,6 @@
 
 mod common;
 
-use common::array::{Array, gradient};
 use common::compare::Report;
 use common::fixture::{self, Case, Fixture};
 use common::operator::{CHUNKS, FORMS, Form, Problem};

@@ -163,6 +163,21 @@ pub trait KdaOps: TensorBridge {
         plain_convolution(x, weight, bias, state, params)
     }
 
+    /// The gradients of `x`, `weight`, `bias` and `state` of [`kda_convolution`](Self::kda_convolution) from the
+    /// cotangents of its outputs; a missing cotangent is zero.
+    #[allow(clippy::type_complexity)]
+    fn kda_convolution_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: MaybeTensor<Self>,
+        #[extension_type] state: MaybeTensor<Self>,
+        #[extension_type] d_y: MaybeTensor<Self>,
+        #[extension_type] d_next: MaybeTensor<Self>,
+        params: ConvParams,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>, MaybeTensor<Self>) {
+        plain_convolution_backward(x, weight, bias, state, [d_y, d_next], params)
+    }
+
     /// [`decay_gate`](crate::decay_gate).
     fn kda_decay_gate(
         raw: FloatTensor<Self>,
@@ -173,9 +188,29 @@ pub trait KdaOps: TensorBridge {
         plain_decay_gate(raw, a_log, dt_bias, decay)
     }
 
+    /// The gradients of `raw`, `a_log` and `dt_bias` of [`kda_decay_gate`](Self::kda_decay_gate).
+    fn kda_decay_gate_backward(
+        raw: FloatTensor<Self>,
+        #[extension_type] a_log: MaybeTensor<Self>,
+        #[extension_type] dt_bias: MaybeTensor<Self>,
+        d_g: FloatTensor<Self>,
+        decay: DecayFn,
+    ) -> (FloatTensor<Self>, MaybeTensor<Self>, MaybeTensor<Self>) {
+        plain_decay_gate_backward(raw, a_log, dt_bias, d_g, decay)
+    }
+
     /// [`write_strength`](crate::write_strength), `factor` 1 or 2.
     fn kda_write_strength(logit: FloatTensor<Self>, factor: f64) -> FloatTensor<Self> {
         plain_write_strength::<Self>(logit, factor)
+    }
+
+    /// The gradient of `logit` of [`kda_write_strength`](Self::kda_write_strength).
+    fn kda_write_strength_backward(
+        logit: FloatTensor<Self>,
+        d_beta: FloatTensor<Self>,
+        factor: f64,
+    ) -> FloatTensor<Self> {
+        plain_write_strength_backward::<Self>(logit, d_beta, factor)
     }
 
     /// [`gated_rms_norm`](crate::gated_rms_norm), in `dtype`.
@@ -187,6 +222,17 @@ pub trait KdaOps: TensorBridge {
         dtype: DType,
     ) -> FloatTensor<Self> {
         plain_output_norm::<Self>(o, weight, gate, eps, dtype)
+    }
+
+    /// The gradients of `o`, `weight` and `gate` of [`kda_output_norm`](Self::kda_output_norm).
+    fn kda_output_norm_backward(
+        o: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        eps: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        plain_output_norm_backward::<Self>(o, weight, gate, d_y, eps)
     }
 }
 
@@ -312,6 +358,57 @@ pub(crate) fn plain_convolution<B: KdaOps>(
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let [y, state] = plain::convolution(B::tensor(x), B::tensor(weight), bias.tensor(), state.tensor(), params);
     (B::primitive(y), B::primitive(state))
+}
+
+/// [`KdaOps::kda_convolution_backward`] in plain tensor operations.
+#[allow(clippy::type_complexity)]
+pub(crate) fn plain_convolution_backward<B: KdaOps>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: MaybeTensor<B>,
+    state: MaybeTensor<B>,
+    cotangents: [MaybeTensor<B>; 2],
+    params: ConvParams,
+) -> (FloatTensor<B>, FloatTensor<B>, MaybeTensor<B>, MaybeTensor<B>) {
+    let cotangents = cotangents.map(MaybeTensor::tensor);
+    let (x, weight, bias, state) =
+        plain::convolution_backward(B::tensor(x), B::tensor(weight), bias.tensor(), state.tensor(), cotangents, params);
+    (B::primitive(x), B::primitive(weight), MaybeTensor::of(bias), MaybeTensor::of(state))
+}
+
+/// [`KdaOps::kda_decay_gate_backward`] in plain tensor operations.
+pub(crate) fn plain_decay_gate_backward<B: KdaOps>(
+    raw: FloatTensor<B>,
+    a_log: MaybeTensor<B>,
+    dt_bias: MaybeTensor<B>,
+    d_g: FloatTensor<B>,
+    decay: DecayFn,
+) -> (FloatTensor<B>, MaybeTensor<B>, MaybeTensor<B>) {
+    let (raw, a_log, dt_bias) =
+        plain::decay_gate_backward(B::tensor(raw), a_log.tensor(), dt_bias.tensor(), B::tensor(d_g), decay);
+    (B::primitive(raw), MaybeTensor::of(a_log), MaybeTensor::of(dt_bias))
+}
+
+/// [`KdaOps::kda_write_strength_backward`] in plain tensor operations.
+pub(crate) fn plain_write_strength_backward<B: KdaOps>(
+    logit: FloatTensor<B>,
+    d_beta: FloatTensor<B>,
+    factor: f64,
+) -> FloatTensor<B> {
+    B::primitive(plain::write_strength_backward(B::tensor(logit), B::tensor(d_beta), factor))
+}
+
+/// [`KdaOps::kda_output_norm_backward`] in plain tensor operations.
+pub(crate) fn plain_output_norm_backward<B: KdaOps>(
+    o: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    gate: FloatTensor<B>,
+    d_y: FloatTensor<B>,
+    eps: f64,
+) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+    let (o, weight, gate) =
+        plain::output_norm_backward(B::tensor(o), B::tensor(weight), B::tensor(gate), B::tensor(d_y), eps);
+    (B::primitive(o), B::primitive(weight), B::primitive(gate))
 }
 
 /// [`KdaOps::kda_decay_gate`] in plain tensor operations.

@@ -13,7 +13,10 @@ pub(crate) use backward::{Cotangents, Gradients, chunk_backward};
 pub(crate) use forward::chunk_forward;
 #[cfg(feature = "cubecl")]
 pub(crate) use layer::{A_LOG_RANGE, L2_EPS};
-pub(crate) use layer::{convolution, decay_gate, l2_normalize, output_norm, write_strength};
+pub(crate) use layer::{
+    convolution, convolution_backward, decay_gate, decay_gate_backward, l2_normalize, output_norm,
+    output_norm_backward, write_strength, write_strength_backward,
+};
 pub(crate) use recurrence::recurrence;
 #[cfg(feature = "cubecl")]
 pub(crate) use tiles::SEGMENT_TOKENS;
