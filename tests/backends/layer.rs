@@ -3,10 +3,11 @@
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_kda::{DecayFn, KdaConfig, KdaModule, decay_gate, gated_rms_norm, short_convolution, write_strength};
 
-use crate::common::array::Array;
+use crate::common::array::{Array, gradient};
 use crate::common::compare::Report;
 use crate::common::fixture::{Case, Fixture};
 use crate::common::platform::{bar, devices, platforms};
+use crate::common::recipe::Random;
 use crate::common::{layer, pieces, small};
 
 fn all(file: &str, check: fn(&Case, &mut Report)) {
@@ -53,48 +54,75 @@ fn gradients_of_layers() {
     all("layer", layer::check_gradients);
 }
 
-/// Numbers without order in memory, `[.., b, a]` seen as `[.., a, b]`.
-fn strided<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
-    let mut stored = shape;
-    stored.swap(D - 2, D - 1);
-    Tensor::random(stored, Distribution::Normal(0.0, 1.0), device).swap_dims(D - 2, D - 1)
+/// A function of some tensors with two outputs at most.
+type Function = dyn Fn(Vec<Tensor<4>>) -> Vec<Tensor<4>>;
+
+/// Outputs of a function and gradients of its inputs, which lie in memory with the last two axes swapped.
+fn run(function: &Function, inputs: &[Array], device: &Device, dtype: DType) -> Vec<Array> {
+    let swapped = |x: Tensor<4>| Tensor::cat(vec![x.swap_dims(2, 3)], 0).swap_dims(2, 3);
+    let untracked = function(inputs.iter().map(|x| swapped(x.tensor(device, dtype))).collect());
+    let leaves: Vec<_> = inputs.iter().map(|x| x.leaf::<4>(device, dtype)).collect();
+    let outputs = function(leaves.iter().cloned().map(swapped).collect());
+    // Another cotangent for every number.
+    let loss = |y: Tensor<4>| (y.clone() * (y.detach() * 3.0 + 1.0)).sum();
+    let gradients = outputs.iter().cloned().map(loss).reduce(|sum, x| sum + x).expect("an output").backward();
+    let all = untracked.into_iter().chain(outputs).map(Array::of);
+    all.chain(leaves.iter().map(|x| gradient(x, &gradients))).collect()
 }
 
-/// Heads of any size and inputs of any strides: as the tensor operations that autodiff records.
+/// Heads of any size and inputs of any strides, against f64 on a CPU.
 #[test]
 fn sizes_and_strides() {
     let mut report = Report::new("around the operator");
-    let (name, device) = devices().remove(0);
-    let mut compare = |what: String, got: Vec<Array>, want: Vec<Array>| {
-        for (got, want) in got.into_iter().zip(want) {
-            report.check(&name, &what, &got, &want, DType::F32, bar(DType::F32));
-        }
-    };
-    for (time, dim) in [(1, 1), (2, 3), (5, 64), (9, 100), (17, 256), (3, 300)] {
-        let x = strided([2, time, 3 * dim], &device);
+    let mut random = Random::new(7);
+    for (time, dim) in [(1, 1), (2, 3), (5, 64), (9, 100), (70, 20), (130, 5), (17, 256), (3, 300)] {
+        let channels = 3 * dim;
+        let mut array = |shape: [usize; 4]| random.normal(shape.to_vec());
+        let mut cases: Vec<(String, Box<Function>, Vec<Array>)> = Vec::new();
         for width in [1, 2, 4, 16, 17] {
-            let weight = strided([3 * dim, 1, width], &device);
-            let state = strided([2, 3 * dim, width - 1], &device);
-            let run = |[x, weight, state]: [Tensor<3>; 3]| {
-                let output = short_convolution(x, weight, None, (width > 1).then_some(state));
-                vec![Array::of(output.y), Array::of(output.state)]
+            let convolution = move |x: Vec<Tensor<4>>| {
+                let [x, weight, state, bias] = x.try_into().expect("four");
+                let state = (width > 1).then(|| state.reshape([2, channels, width - 1]));
+                let weight = weight.reshape([channels, 1, width]);
+                let bias = bias.reshape([channels]);
+                let output = short_convolution(x.reshape([2, time, channels]), weight, Some(bias), state);
+                let state = (width > 1).then(|| output.state.unsqueeze::<4>());
+                [output.y.unsqueeze::<4>()].into_iter().chain(state).collect()
             };
-            let tensors = [x.clone(), weight, state];
-            let got = run(tensors.clone());
-            compare(format!("convolution of {time} x {dim}, width {width}"), got, run(tensors.map(Tensor::from_inner)));
+            let past = (width - 1).max(1);
+            let inputs = [[2, time, 3, dim], [1, 1, channels, width], [2, 1, channels, past], [1, 1, 1, channels]];
+            let name = format!("convolution of {time} x {dim}, width {width}");
+            cases.push((name, Box::new(convolution), inputs.map(&mut array).to_vec()));
         }
-        let (o, gate) = (strided([2, time, 3, dim], &device), strided([2, time, 3, dim], &device));
-        let weight = Tensor::<1>::random([dim], Distribution::Default, &device);
-        let run = |[o, gate]: [Tensor<4>; 2], weight| vec![Array::of(gated_rms_norm(o, weight, gate, 1e-5))];
-        let got = run([o.clone(), gate.clone()], weight.clone());
-        let want = run([o, gate.clone()].map(Tensor::from_inner), Tensor::from_inner(weight));
-        compare(format!("norm of {time} x {dim}"), got, want);
-        let run = |x: Tensor<4>, a_log: Tensor<1>| vec![Array::of(decay_gate(x, Some(a_log), None, DecayFn::Softplus))];
-        let a_log = Tensor::<1>::from_floats([-3.0, 0.5, 25.0], &device);
-        let got = run(gate.clone(), a_log.clone());
-        compare(format!("gate of {time} x {dim}"), got, run(Tensor::from_inner(gate), Tensor::from_inner(a_log)));
-        let got = vec![Array::of(write_strength(x.clone(), true))];
-        compare(format!("beta of {time} x {dim}"), got, vec![Array::of(write_strength(Tensor::from_inner(x), true))]);
+        let norm = move |x: Vec<Tensor<4>>| {
+            let [o, gate, weight] = x.try_into().expect("three");
+            vec![gated_rms_norm(o, weight.reshape([dim]), gate, 1e-5)]
+        };
+        let inputs = [[2, time, 3, dim], [2, time, 3, dim], [1, 1, 1, dim]];
+        cases.push((format!("norm of {time} x {dim}"), Box::new(norm), inputs.map(&mut array).to_vec()));
+        for decay in [DecayFn::Softplus, DecayFn::SIGMOID] {
+            let gate = move |x: Vec<Tensor<4>>| {
+                let [raw, a_log, bias] = x.try_into().expect("three");
+                vec![decay_gate(raw, Some(a_log.reshape([3])), Some(bias.reshape([channels])), decay)]
+            };
+            let inputs = [[2, time, 3, dim], [1, 1, 1, 3], [1, 1, 1, channels]];
+            cases.push((format!("{decay:?} of {time} x {dim}"), Box::new(gate), inputs.map(&mut array).to_vec()));
+        }
+        let strength = move |x: Vec<Tensor<4>>| {
+            let [logit] = x.try_into().expect("one");
+            vec![write_strength(logit.reshape([2, time, channels]), true).unsqueeze::<4>()]
+        };
+        cases.push((format!("beta of {time} x {dim}"), Box::new(strength), vec![array([2, time, 3, dim])]));
+
+        for (platform, device, dtype) in platforms() {
+            for (name, function, inputs) in &cases {
+                let want = run(function, inputs, &Device::flex(), DType::F64);
+                let got = run(function, inputs, &device, dtype);
+                for (n, (got, want)) in got.into_iter().zip(want).enumerate() {
+                    report.check(&platform, format!("{name}, tensor {n}"), &got, &want, dtype, bar(dtype));
+                }
+            }
+        }
     }
     report.finish();
 }
@@ -126,4 +154,23 @@ fn layers_in_half_precision() {
         }
     }
     report.finish();
+}
+
+#[test]
+fn dbg_width_one() {
+    let mut random = Random::new(7);
+    let (time, channels) = (1, 3);
+    let x = random.normal(vec![2, time, 3, 1]);
+    let w = random.normal(vec![1, 1, 3, 1]);
+    let b = random.normal(vec![1, 1, 1, 3]);
+    let f = move |x: Vec<Tensor<4>>| {
+        let [x, weight, bias] = x.try_into().expect("three");
+        let output = short_convolution(x.reshape([2, time, channels]), weight.reshape([channels, 1, 1]), Some(bias.reshape([channels])), None);
+        vec![output.y.unsqueeze::<4>()]
+    };
+    for (_, device, dtype) in platforms() {
+        let want = run(&f, &[x.clone(), w.clone(), b.clone()], &Device::flex(), DType::F64);
+        let got = run(&f, &[x.clone(), w.clone(), b.clone()], &device, dtype);
+        for (g, w) in got.iter().zip(&want) { eprintln!("{:?}\n   {:?}", g.values, w.values); }
+    }
 }

@@ -96,6 +96,18 @@ impl KdaOps for Cube {
         layer::convolution(x, weight, bias, state, params)
     }
 
+    fn kda_convolution_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: MaybeTensor<Self>,
+        state: MaybeTensor<Self>,
+        d_y: MaybeTensor<Self>,
+        d_next: MaybeTensor<Self>,
+        params: ConvParams,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>, MaybeTensor<Self>) {
+        layer::convolution_backward(x, weight, bias, state, [d_y, d_next], params)
+    }
+
     fn kda_decay_gate(
         raw: FloatTensor<Self>,
         a_log: MaybeTensor<Self>,
@@ -105,8 +117,26 @@ impl KdaOps for Cube {
         layer::decay_gate(raw, a_log, dt_bias, decay)
     }
 
+    fn kda_decay_gate_backward(
+        raw: FloatTensor<Self>,
+        a_log: MaybeTensor<Self>,
+        dt_bias: MaybeTensor<Self>,
+        d_g: FloatTensor<Self>,
+        decay: DecayFn,
+    ) -> (FloatTensor<Self>, MaybeTensor<Self>, MaybeTensor<Self>) {
+        layer::decay_gate_backward(raw, a_log, dt_bias, d_g, decay)
+    }
+
     fn kda_write_strength(logit: FloatTensor<Self>, factor: f64) -> FloatTensor<Self> {
         layer::write_strength(logit, factor)
+    }
+
+    fn kda_write_strength_backward(
+        logit: FloatTensor<Self>,
+        d_beta: FloatTensor<Self>,
+        factor: f64,
+    ) -> FloatTensor<Self> {
+        layer::write_strength_backward(logit, d_beta, factor)
     }
 
     fn kda_output_norm(
@@ -117,6 +147,16 @@ impl KdaOps for Cube {
         dtype: DType,
     ) -> FloatTensor<Self> {
         layer::output_norm(o, weight, gate, eps, dtype)
+    }
+
+    fn kda_output_norm_backward(
+        o: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        eps: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        layer::output_norm_backward(o, weight, gate, d_y, eps)
     }
 }
 

@@ -1,9 +1,9 @@
-//! What surrounds the operator, for inference: under autodiff it is tensor operations, which Burn differentiates.
+//! What surrounds the operator.
 
 #[cfg(feature = "fusion")]
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Cube, TensorMetadata, backend_extension};
+use burn::backend::{Backend, Cube, ExtensionType, TensorMetadata, backend_extension};
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 
@@ -14,7 +14,9 @@ use crate::kernel::layer::{self, HeadPlan};
 #[cfg(feature = "fusion")]
 use crate::ops::MaybeTensorMetadata;
 use crate::ops::{
-    ConvParams, MaybeTensor, plain_convolution, plain_decay_gate, plain_output_norm, plain_write_strength,
+    ConvParams, MaybeTensor, TensorBridge, plain_convolution, plain_convolution_backward, plain_decay_gate,
+    plain_decay_gate_backward, plain_output_norm, plain_output_norm_backward, plain_write_strength,
+    plain_write_strength_backward,
 };
 
 /// Channels for a cube where there are no heads.
@@ -39,15 +41,42 @@ pub(super) fn convolution(
 ) -> (FloatTensor<Cube>, FloatTensor<Cube>) {
     let [batch, time, channels] = x.shape().dims();
     let [_, _, width] = weight.shape().dims();
-    let dim = params.head_dim.unwrap_or(channels.min(CHANNELS));
-    let heads = channels.div_ceil(dim);
+    let (heads, dim) = heads(channels, params);
     let plan = client([&x, &weight].into_iter().chain(some(&bias)))
         .filter(|_| (2..=WIDTH).contains(&width) && has_kernels(params.dtype))
-        .and_then(|client| HeadPlan::new([batch, time, heads, dim], client.properties()));
+        .and_then(|client| HeadPlan::new([batch, time, heads, dim], 0, 1, client.properties()));
     match plan {
         Some(plan) => <Cube as LayerOps>::convolution(x, weight, bias, state, params, [heads, dim], plan),
         None => plain_convolution(x, weight, bias, state, params),
     }
+}
+
+/// As [`KdaOps::kda_convolution_backward`](crate::KdaOps::kda_convolution_backward).
+pub(super) fn convolution_backward(
+    x: FloatTensor<Cube>,
+    weight: FloatTensor<Cube>,
+    bias: MaybeTensor<Cube>,
+    state: MaybeTensor<Cube>,
+    [d_y, d_next]: [MaybeTensor<Cube>; 2],
+    params: ConvParams,
+) -> (FloatTensor<Cube>, FloatTensor<Cube>, MaybeTensor<Cube>, MaybeTensor<Cube>) {
+    let [batch, time, channels] = x.shape().dims();
+    let [_, _, width] = weight.shape().dims();
+    let (heads, dim) = heads(channels, params);
+    let plan = client([&x, &weight].into_iter().chain(some(&bias)))
+        .filter(|_| (2..=WIDTH).contains(&width) && has_kernels(params.dtype))
+        .and_then(|client| HeadPlan::new([batch, time, heads, dim], 2 * (width - 1), 2, client.properties()));
+    let Some(plan) = plan else {
+        return plain_convolution_backward(x, weight, bias, state, [d_y, d_next], params);
+    };
+    let bias_dtype = some(&bias).map(|bias| bias.dtype());
+    let weight_dtype = weight.dtype();
+    let ConvGradients { x, sums, state } =
+        <Cube as LayerOps>::convolution_gradients(x, weight, bias, state, d_y, d_next, params, [heads, dim], plan);
+    let sums = Cube::tensor::<3>(sums).sum_dim(0);
+    let weight = sums.clone().slice_dim(1, 0..width).reshape([width, channels, 1]).permute([1, 2, 0]);
+    let bias = bias_dtype.map(|dtype| sums.slice_dim(1, width..width + 1).reshape([channels]).cast(dtype));
+    (x, Cube::primitive(weight.cast(weight_dtype)), MaybeTensor::of::<1>(bias), state)
 }
 
 pub(super) fn decay_gate(
@@ -63,10 +92,45 @@ pub(super) fn decay_gate(
     }
 }
 
+/// As [`KdaOps::kda_decay_gate_backward`](crate::KdaOps::kda_decay_gate_backward).
+pub(super) fn decay_gate_backward(
+    raw: FloatTensor<Cube>,
+    a_log: MaybeTensor<Cube>,
+    dt_bias: MaybeTensor<Cube>,
+    d_g: FloatTensor<Cube>,
+    decay: DecayFn,
+) -> (FloatTensor<Cube>, MaybeTensor<Cube>, MaybeTensor<Cube>) {
+    let dims @ [_, _, heads, dim] = raw.shape().dims();
+    let plan = client([&raw].into_iter().chain(some(&a_log)).chain(some(&dt_bias)))
+        .and_then(|client| HeadPlan::new(dims, 0, 1, client.properties()));
+    let Some(plan) = plan else {
+        return plain_decay_gate_backward(raw, a_log, dt_bias, d_g, decay);
+    };
+    let [rate_dtype, bias_dtype] = [&a_log, &dt_bias].map(|x| some(x).map(|x| x.dtype()));
+    let (d_raw, sums) = <Cube as LayerOps>::decay_gate_gradients(raw, a_log, dt_bias, d_g, decay, plan);
+    let sums = Cube::tensor::<4>(sums).sum_dim(1);
+    let part = |n: usize| sums.clone().slice_dim(0, n..n + 1);
+    let bias = bias_dtype.map(|dtype| part(0).reshape([heads * dim]).cast(dtype));
+    let rate = rate_dtype.map(|dtype| part(1).sum_dim(3).reshape([heads]).cast(dtype));
+    (d_raw, MaybeTensor::of::<1>(rate), MaybeTensor::of::<1>(bias))
+}
+
 pub(super) fn write_strength(logit: FloatTensor<Cube>, factor: f64) -> FloatTensor<Cube> {
     match client([&logit]) {
         Some(_) => <Cube as LayerOps>::write_strength(logit, factor),
         None => plain_write_strength::<Cube>(logit, factor),
+    }
+}
+
+/// As [`KdaOps::kda_write_strength_backward`](crate::KdaOps::kda_write_strength_backward).
+pub(super) fn write_strength_backward(
+    logit: FloatTensor<Cube>,
+    d_beta: FloatTensor<Cube>,
+    factor: f64,
+) -> FloatTensor<Cube> {
+    match client([&logit]) {
+        Some(_) => <Cube as LayerOps>::write_strength_gradient(logit, d_beta, factor),
+        None => plain_write_strength_backward::<Cube>(logit, d_beta, factor),
     }
 }
 
@@ -79,11 +143,47 @@ pub(super) fn output_norm(
 ) -> FloatTensor<Cube> {
     let plan = client([&o, &weight, &gate])
         .filter(|_| has_kernels(dtype))
-        .and_then(|client| HeadPlan::new(o.shape().dims(), client.properties()));
+        .and_then(|client| HeadPlan::new(o.shape().dims(), 0, 1, client.properties()));
     match plan {
         Some(plan) => <Cube as LayerOps>::output_norm(o, weight, gate, eps, dtype, plan),
         None => plain_output_norm::<Cube>(o, weight, gate, eps, dtype),
     }
+}
+
+/// As [`KdaOps::kda_output_norm_backward`](crate::KdaOps::kda_output_norm_backward).
+pub(super) fn output_norm_backward(
+    o: FloatTensor<Cube>,
+    weight: FloatTensor<Cube>,
+    gate: FloatTensor<Cube>,
+    d_y: FloatTensor<Cube>,
+    eps: f64,
+) -> (FloatTensor<Cube>, FloatTensor<Cube>, FloatTensor<Cube>) {
+    let dims @ [_, _, _, dim] = o.shape().dims();
+    let plan = client([&o, &weight, &gate, &d_y]).and_then(|client| HeadPlan::new(dims, 0, 2, client.properties()));
+    let Some(plan) = plan else {
+        return plain_output_norm_backward::<Cube>(o, weight, gate, d_y, eps);
+    };
+    let dtype = weight.dtype();
+    let (d_o, d_gate, sums) = <Cube as LayerOps>::output_norm_gradients(o, weight, gate, d_y, eps, plan);
+    let d_weight = Cube::tensor::<2>(sums).sum_dim(0).reshape([dim]).cast(dtype);
+    (d_o, Cube::primitive::<1>(d_weight), d_gate)
+}
+
+/// Heads of a convolution, and their channels.
+fn heads(channels: usize, params: ConvParams) -> (usize, usize) {
+    let dim = params.head_dim.unwrap_or(channels.min(CHANNELS));
+    (channels.div_ceil(dim), dim)
+}
+
+/// Gradients of a convolution.
+#[derive(Debug, Clone, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+struct ConvGradients<B: Backend> {
+    x: FloatTensor<B>,
+    /// Of the weights and the bias by spans, `[N, W + 1, D]`.
+    sums: FloatTensor<B>,
+    #[extension_type]
+    state: MaybeTensor<B>,
 }
 
 /// The kernels on the tensors of [`CubeBackend`], as [`KernelOps`](super::KernelOps).
@@ -101,6 +201,21 @@ trait LayerOps: Backend {
         plan: HeadPlan,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
+    /// As [`layer::convolution_gradients`].
+    #[fusion(meta = convolution_gradient_specs)]
+    #[allow(clippy::too_many_arguments)]
+    fn convolution_gradients(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] bias: MaybeTensor<Self>,
+        #[extension_type] state: MaybeTensor<Self>,
+        #[extension_type] d_y: MaybeTensor<Self>,
+        #[extension_type] d_next: MaybeTensor<Self>,
+        params: ConvParams,
+        heads: [usize; 2],
+        plan: HeadPlan,
+    ) -> ConvGradients<Self>;
+
     /// As [`KdaOps::kda_decay_gate`](crate::KdaOps::kda_decay_gate).
     #[fusion(dtype = DType::F32, shape = raw)]
     fn decay_gate(
@@ -110,9 +225,24 @@ trait LayerOps: Backend {
         decay: DecayFn,
     ) -> FloatTensor<Self>;
 
+    /// As [`layer::decay_gate_gradients`].
+    #[fusion(meta = decay_gate_gradient_specs)]
+    fn decay_gate_gradients(
+        raw: FloatTensor<Self>,
+        #[extension_type] a_log: MaybeTensor<Self>,
+        #[extension_type] dt_bias: MaybeTensor<Self>,
+        d_g: FloatTensor<Self>,
+        decay: DecayFn,
+        plan: HeadPlan,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
     /// As [`KdaOps::kda_write_strength`](crate::KdaOps::kda_write_strength).
     #[fusion(dtype = DType::F32, shape = logit)]
     fn write_strength(logit: FloatTensor<Self>, factor: f64) -> FloatTensor<Self>;
+
+    /// As [`KdaOps::kda_write_strength_backward`](crate::KdaOps::kda_write_strength_backward).
+    #[fusion(dtype = logit, shape = logit)]
+    fn write_strength_gradient(logit: FloatTensor<Self>, d_beta: FloatTensor<Self>, factor: f64) -> FloatTensor<Self>;
 
     /// As [`KdaOps::kda_output_norm`](crate::KdaOps::kda_output_norm); the plan is one for `o`.
     #[fusion(dtype = *dtype, shape = o)]
@@ -124,6 +254,17 @@ trait LayerOps: Backend {
         dtype: DType,
         plan: HeadPlan,
     ) -> FloatTensor<Self>;
+
+    /// As [`layer::output_norm_gradients`].
+    #[fusion(meta = output_norm_gradient_specs)]
+    fn output_norm_gradients(
+        o: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        eps: f64,
+        plan: HeadPlan,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 }
 
 impl LayerOps for CubeBackend {
@@ -162,6 +303,50 @@ impl LayerOps for CubeBackend {
     ) -> FloatTensor<Self> {
         layer::output_norm(o, weight, gate, eps, dtype, plan)
     }
+
+    fn convolution_gradients(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: MaybeTensor<Self>,
+        state: MaybeTensor<Self>,
+        d_y: MaybeTensor<Self>,
+        d_next: MaybeTensor<Self>,
+        params: ConvParams,
+        heads: [usize; 2],
+        plan: HeadPlan,
+    ) -> ConvGradients<Self> {
+        let (bias, state) = (bias.into_option(), state.into_option());
+        let cotangents = [d_y, d_next].map(MaybeTensor::into_option);
+        let (x, sums, state) = layer::convolution_gradients(x, weight, bias, state, cotangents, params, heads, plan);
+        ConvGradients { x, sums, state: state.into() }
+    }
+
+    fn decay_gate_gradients(
+        raw: FloatTensor<Self>,
+        a_log: MaybeTensor<Self>,
+        dt_bias: MaybeTensor<Self>,
+        d_g: FloatTensor<Self>,
+        decay: DecayFn,
+        plan: HeadPlan,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (a_log, dt_bias) = (a_log.into_option(), dt_bias.into_option());
+        layer::decay_gate_gradients(raw, a_log, dt_bias, d_g, decay, plan).into()
+    }
+
+    fn write_strength_gradient(logit: FloatTensor<Self>, d_beta: FloatTensor<Self>, factor: f64) -> FloatTensor<Self> {
+        layer::write_strength_gradient(logit, d_beta, factor)
+    }
+
+    fn output_norm_gradients(
+        o: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        eps: f64,
+        plan: HeadPlan,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        layer::output_norm_gradients(o, weight, gate, d_y, eps, plan).into()
+    }
 }
 
 /// Shapes and dtypes of the results.
@@ -179,4 +364,51 @@ fn convolution_specs(
     let [_, _, width] = weight.shape.dims();
     let state = [batch, channels, width - 1];
     (TensorSpec::new(x.shape.clone(), params.dtype), TensorSpec::new(state.into(), x.dtype))
+}
+
+#[cfg(feature = "fusion")]
+#[allow(clippy::too_many_arguments)]
+fn convolution_gradient_specs(
+    x: &TensorSpec,
+    weight: &TensorSpec,
+    _bias: &MaybeTensorMetadata,
+    state: &MaybeTensorMetadata,
+    _d_y: &MaybeTensorMetadata,
+    _d_next: &MaybeTensorMetadata,
+    _params: &ConvParams,
+    _heads: &[usize; 2],
+    _plan: &HeadPlan,
+) -> ConvGradientsMetadata {
+    let [batch, time, channels] = x.shape.dims();
+    let [_, _, width] = weight.shape.dims();
+    let sums = [layer::spans(batch, time), width + 1, channels];
+    ConvGradientsMetadata { x: x.clone(), sums: TensorSpec::new(sums.into(), DType::F32), state: state.clone() }
+}
+
+#[cfg(feature = "fusion")]
+fn decay_gate_gradient_specs(
+    raw: &TensorSpec,
+    _a_log: &MaybeTensorMetadata,
+    _dt_bias: &MaybeTensorMetadata,
+    _d_g: &TensorSpec,
+    _decay: &DecayFn,
+    _plan: &HeadPlan,
+) -> (TensorSpec, TensorSpec) {
+    let [batch, time, heads, dim] = raw.shape.dims();
+    let sums = [2, layer::spans(batch, time), heads, dim];
+    (raw.clone(), TensorSpec::new(sums.into(), DType::F32))
+}
+
+#[cfg(feature = "fusion")]
+fn output_norm_gradient_specs(
+    o: &TensorSpec,
+    _weight: &TensorSpec,
+    gate: &TensorSpec,
+    _d_y: &TensorSpec,
+    _eps: &f64,
+    _plan: &HeadPlan,
+) -> (TensorSpec, TensorSpec, TensorSpec) {
+    let [batch, time, heads, dim] = o.shape.dims();
+    let sums = [layer::spans(batch, time) * heads, dim];
+    (o.clone(), gate.clone(), TensorSpec::new(sums.into(), DType::F32))
 }

@@ -27,3 +27,10 @@ pub(super) fn softplus(x: f32) -> f32 {
     tail = tail * square + comptime!(1.0f32 / 3.0);
     select(x < 0.0f32, 0.0f32, x) + 2.0f32 * (tail * square * s + s)
 }
+
+/// The derivative of [`sigmoid`].
+#[cube]
+pub(super) fn sigmoid_slope(x: f32) -> f32 {
+    let e = decay(select(x < 0.0f32, x, -x));
+    e / ((1.0f32 + e) * (1.0f32 + e))
+}

@@ -130,7 +130,7 @@ pub(super) fn convolution_kernel<X: Float, W: Float, B: Float, Y: Float>(
         }
     }
     if comptime!(normalized) {
-        sum_over_cube(&mut sums, plan);
+        sum_over_cube(&mut sums, plan.tokens, plan);
     }
     #[unroll]
     for t in 0..plan.tokens {
@@ -151,7 +151,7 @@ pub(super) fn convolution_kernel<X: Float, W: Float, B: Float, Y: Float>(
 
 /// Number `n` of the inputs that begin with the state.
 #[cube]
-fn input<X: Float>(
+pub(super) fn input<X: Float>(
     x: &Tensor<X>,
     state: ComptimeOption<&Tensor<X>>,
     batch: usize,
