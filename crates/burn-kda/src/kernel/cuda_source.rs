@@ -28,6 +28,13 @@ use super::chunk::scores::chunk_scores_kernel::ChunkScoresKernel;
 use super::gradients::inputs::inputs_kernel::InputsKernel;
 use super::gradients::scan::scan_kernel::ScanKernel;
 use super::gradients::scores::scores_kernel::ScoresKernel;
+use super::layer::HeadPlan;
+use super::layer::convolution::convolution_kernel::ConvolutionKernel;
+use super::layer::convolution_gradients::convolution_gradients_kernel::ConvolutionGradientsKernel;
+use super::layer::gates::decay_gate_gradients_kernel::DecayGateGradientsKernel;
+use super::layer::gates::decay_gate_kernel::DecayGateKernel;
+use super::layer::norm::output_norm_gradients_kernel::OutputNormGradientsKernel;
+use super::layer::norm::output_norm_kernel::OutputNormKernel;
 use super::plan::{ChunkPlan, Plan, ScanPlan};
 use super::recurrent::recurrent_kernel::RecurrentKernel;
 use crate::functions::Dims;
@@ -96,6 +103,7 @@ fn sources(properties: Arc<DeviceProperties>, heads: (usize, usize), float: Floa
     let meta = TensorMeta::register(TensorMetaLaunch::new(1, 4), &mut launcher);
     let tensor = || TensorCompilationArg { meta: meta.clone(), buffer: BufferCompilationArg { inplace: None } };
     let scale = <f32 as LaunchArg>::register(1.0, &mut launcher);
+    let dim = <usize as LaunchArg>::register(key_dim, &mut launcher);
     launcher.discard();
     let f32 = ElemType::Float(FloatKind::F32);
     let dtypes = [ElemType::Float(float), f32, f32];
@@ -110,7 +118,19 @@ fn sources(properties: Arc<DeviceProperties>, heads: (usize, usize), float: Floa
         (@ ?) => { ComptimeOptionCompilationArg::Some(tensor()) };
     }
     let mut sources = Vec::new();
+    let head =
+        |more: usize, sums: usize| HeadPlan::new([1, 8192, 64, key_dim], more, sums, &properties).expect("a plan");
+    let (one, two, six) = (head(0, 1), head(0, 2), head(6, 2));
+    let x = dtypes[0];
     if float == FloatKind::F32 || heads == HEADS[0] {
+        sources.extend([
+            kernel!("convolution", ConvolutionKernel, wide(one.units), [_ _ ? ? _ _], dim, 4, true, one, [x, x, x, f32]),
+            kernel!("convolution_gradients", ConvolutionGradientsKernel, wide(six.units), [_ _ ? ? ? ? _ _ ?], dim, 4, true, six, [x, x, x, f32]),
+            kernel!("decay_gate", DecayGateKernel, wide(128), [_ ? ? _], scale, true, [x, f32, f32]),
+            kernel!("decay_gate_gradients", DecayGateGradientsKernel, wide(one.units), [_ ? ? _ _ _], scale, false, one, [x, f32, f32]),
+            kernel!("output_norm", OutputNormKernel, wide(one.units), [_ _ _ _], scale, one, [f32, x, x, x]),
+            kernel!("output_norm_gradients", OutputNormGradientsKernel, wide(two.units), [_ _ _ _ _ _ _], scale, two, [f32, x, x, x]),
+        ]);
         sources.extend([
             kernel!("recurrent", RecurrentKernel, wide(plan.units()), [_ _ _ _ _ ? _ _ ?], scale, plan, dtypes),
             kernel!("scores", ScoresKernel, wide(super::gradients::ROWS.pow(2)), [_ _ _ _ _], key_dim, dtypes),
@@ -118,7 +138,7 @@ fn sources(properties: Arc<DeviceProperties>, heads: (usize, usize), float: Floa
             kernel!("inputs", InputsKernel, wide(key_dim), [_ _ _ _ ? ? ? ?], key_dim, dtypes),
         ]);
     }
-    if float != FloatKind::F32 {
+    if float != FloatKind::F32 || heads == HEADS[0] {
         let [plan, back] = [ChunkPlan::forward(dims, &properties, true), ChunkPlan::backward(dims, &properties, true)];
         let (Some(plan), Some(back)) = (plan, back) else {
             assert!(key_dim > 128, "no plan for tensor cores");

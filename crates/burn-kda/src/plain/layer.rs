@@ -96,8 +96,11 @@ pub(crate) fn convolution_backward(
     let d_z = d_silu * slope;
 
     // Every input from the first of the state on: what the taps read of it, and what the next state keeps.
-    let around =
-        Tensor::cat([zeros(past), d_z.clone(), zeros(past)].into_iter().filter(|x| x.dims()[1] > 0).collect(), 1);
+    let around = match past {
+        // Not with zeros of no size: beside them, burn-fusion 0.22 computes other tensors wrong.
+        0 => d_z.clone(),
+        _ => Tensor::cat(vec![zeros(past), d_z.clone(), zeros(past)], 1),
+    };
     let term = |j: usize| around.clone().slice_dim(1, past - j..past - j + past + time) * tap(&weight, j, wide);
     let mut d_inputs = (1..width).fold(term(0), |sum, j| sum + term(j));
     if let Some(d_next) = d_next.filter(|_| past > 0) {
