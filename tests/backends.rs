@@ -167,3 +167,33 @@ fn a_sequence_alone_is_the_sequence_in_a_batch() {
         }
     }
 }
+
+/// What no number depends on does not change it, not even to the bit: other rows of a batch, other heads, later tokens.
+#[test]
+fn a_nan_reaches_nothing_before_or_beside_it() {
+    let recipe = Recipe { batch: 2, time: 75, heads: 6, group: 1, key_dim: 20, value_dim: 20, ..Recipe::default() };
+    let clean = recipe.problem();
+    for (row, token, head) in [(0, 0, 0), (0, 13, 2), (1, 66, 5), (1, 74, 0)] {
+        for input in 0..5 {
+            let mut problem = recipe.problem();
+            let Problem { q, k, v, g, beta, .. } = &mut problem;
+            let place = (row * 75 + token) * 6 + head;
+            match input {
+                4 => beta.values[place] = f64::NAN,
+                _ => [q, k, v, g][input].values[place * 20 + 3] = f64::NAN,
+            }
+            for (platform, device, dtype) in platforms() {
+                for form in [Form::Chunk(64), Form::Recurrent] {
+                    let run = |problem: &Problem| Array::of(problem.run(form, problem.constants(&device, dtype)).o);
+                    let (got, want) = (run(&problem).values, run(&clean).values);
+                    let is_reached = |n: usize| n / (75 * 6) == row && n / 6 % 75 >= token && n % 6 == head;
+                    let what = format!("{platform} {form:?} input {input} at {row}, {token}, {head}");
+                    for (n, (got, want)) in got.chunks(20).zip(want.chunks(20)).enumerate() {
+                        assert!(is_reached(n) || got == want, "{what}: head {n} of the output");
+                    }
+                    assert!(got[place * 20..][..20].iter().any(|x| x.is_nan()), "{what}: nowhere");
+                }
+            }
+        }
+    }
+}

@@ -297,3 +297,6 @@ fn backward_specs(
         initial_state: if wanted.initial_state { initial_state.clone() } else { MaybeTensorMetadata::None },
     }
 }
+
+#[cfg(all(test, feature = "fusion"))]
+mod tests;

@@ -4,11 +4,11 @@
 //! sum up over the channels together. Gates have a unit for each number. Backward passes leave what a span of tokens adds
 //! to the gradients of the parameters, for Burn to sum up.
 
-pub(super) mod activation;
-pub(super) mod convolution;
-pub(super) mod convolution_gradients;
-pub(super) mod gates;
-pub(super) mod norm;
+pub(in crate::kernel) mod activation;
+pub(in crate::kernel) mod convolution;
+pub(in crate::kernel) mod convolution_gradients;
+pub(in crate::kernel) mod gates;
+pub(in crate::kernel) mod norm;
 
 pub(crate) use convolution::convolution;
 pub(crate) use convolution_gradients::convolution_gradients;

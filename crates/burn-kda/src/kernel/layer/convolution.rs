@@ -51,7 +51,7 @@ pub(crate) fn convolution(
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn convolution_kernel<X: Float, W: Float, B: Float, Y: Float>(
+pub(crate) fn convolution_kernel<X: Float, W: Float, B: Float, Y: Float>(
     x: &Tensor<X>,
     weight: &Tensor<W>,
     bias: ComptimeOption<&Tensor<B>>,

@@ -65,7 +65,7 @@ pub(crate) fn convolution_gradients(
 /// them that read the same inputs.
 #[cube(launch, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
-pub(super) fn convolution_gradients_kernel<X: Float, W: Float, B: Float, Y: Float>(
+pub(crate) fn convolution_gradients_kernel<X: Float, W: Float, B: Float, Y: Float>(
     x: &Tensor<X>,
     weight: &Tensor<W>,
     bias: ComptimeOption<&Tensor<B>>,

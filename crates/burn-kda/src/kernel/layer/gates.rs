@@ -59,7 +59,7 @@ fn rate_and_bias_dtypes(a_log: &Option<CubeTensor>, dt_bias: &Option<CubeTensor>
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn decay_gate_kernel<X: Float, A: Float, B: Float>(
+pub(crate) fn decay_gate_kernel<X: Float, A: Float, B: Float>(
     raw: &Tensor<X>,
     a_log: ComptimeOption<&Tensor<A>>,
     dt_bias: ComptimeOption<&Tensor<B>>,
@@ -141,7 +141,7 @@ pub(crate) fn decay_gate_gradients(
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn decay_gate_gradients_kernel<X: Float, A: Float, B: Float>(
+pub(crate) fn decay_gate_gradients_kernel<X: Float, A: Float, B: Float>(
     raw: &Tensor<X>,
     a_log: ComptimeOption<&Tensor<A>>,
     dt_bias: ComptimeOption<&Tensor<B>>,
@@ -227,7 +227,7 @@ pub(crate) fn write_strength(logit: CubeTensor, factor: f64) -> CubeTensor {
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn write_strength_kernel<X: Float>(
+pub(crate) fn write_strength_kernel<X: Float>(
     logit: &Tensor<X>,
     beta: &mut Tensor<f32>,
     factor: f32,
@@ -264,7 +264,7 @@ pub(crate) fn write_strength_gradient(logit: CubeTensor, d_beta: CubeTensor, fac
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn write_strength_gradient_kernel<X: Float>(
+pub(crate) fn write_strength_gradient_kernel<X: Float>(
     logit: &Tensor<X>,
     d_beta: &Tensor<f32>,
     d_logit: &mut Tensor<X>,

@@ -41,7 +41,7 @@ pub(crate) fn output_norm(
 }
 
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn output_norm_kernel<X: Float, W: Float, G: Float, Y: Float>(
+pub(crate) fn output_norm_kernel<X: Float, W: Float, G: Float, Y: Float>(
     o: &Tensor<X>,
     weight: &Tensor<W>,
     gate: &Tensor<G>,
@@ -133,7 +133,7 @@ pub(crate) fn output_norm_gradients(
 /// dw = sum e n      dgate = dy w n sigmoid'(gate)      do = (e w - n mean(e w n)) / rms
 /// ```
 #[cube(launch, address_type = "dynamic")]
-pub(super) fn output_norm_gradients_kernel<X: Float, W: Float, G: Float, Y: Float>(
+pub(crate) fn output_norm_gradients_kernel<X: Float, W: Float, G: Float, Y: Float>(
     o: &Tensor<X>,
     weight: &Tensor<W>,
     gate: &Tensor<G>,
