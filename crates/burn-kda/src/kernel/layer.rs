@@ -68,7 +68,7 @@ impl HeadPlan {
                 && units * rows * sums * size_of::<f32>() <= hardware.max_shared_memory_size
                 && batch * heads * time.div_ceil(tokens) <= most_cubes(hardware)
         };
-        let tokens = [8, 4, 2, 1].into_iter().find(fits)?;
+        let tokens = [4, 2, 1].into_iter().find(fits)?;
         Some(Self { units, channels, tokens })
     }
 
