@@ -45,6 +45,7 @@ kernels() {
 # Of the chunk form on tensor cores, of both, and of the others.
 tensor_cores() { BURN_KDA_TENSOR_CORES=imitated kernels half::imitated_at; }
 all_kernels() { { float_kernels; tensor_cores; } | sort; }
+layer_kernels() { kernels layer::sizes_and_strides layer::decay_gates layer::layers_at_once layer::gradients_of_layers; }
 float_kernels() { kernels packed_sequences long_sequences_do_not_drift strided_inputs; }
 
 # Runs a suite and lists the tests that fail; not the one that is the suite again in other modes.
@@ -72,6 +73,7 @@ mutant() {
         plain/*) run="in_plain suite kda_oracle" ;;
         checkpoint/*) build="build checkpoint" run="suite checkpoint" ;;
         kernel/chunk/*) build=build_kernels run=tensor_cores ;;
+        kernel/layer/*) build=build_kernels run=layer_kernels ;;
         kernel/element.rs) build=build_kernels run=all_kernels ;;
         kernel/*) build=build_kernels run=float_kernels ;;
     esac
@@ -107,20 +109,24 @@ mutant() {
 
 
 # The gates.
-mutant exp_a_inside_the_softplus gate.rs \
-    'softplus(z) * rate.neg()' 'softplus(z * rate).neg()'
-mutant a_log_not_clamped gate.rs \
+mutant exp_a_inside_the_softplus plain/layer.rs \
+    'times(softplus(z), rate).neg()' 'softplus(times(z, rate)).neg()'
+mutant a_log_not_clamped plain/layer.rs \
     '.clamp(low, high).exp()' '.clamp(low * 100.0, high * 4.0).exp()'
-mutant dt_bias_per_head gate.rs \
+mutant dt_bias_per_head plain/layer.rs \
     'bias.cast(dtype).reshape([1, 1, heads, dim])' 'bias.cast(dtype).slice_dim(0, 0..heads).reshape([1, 1, heads, 1])'
-mutant sigmoid_gate_without_a_log gate.rs \
-    'Some(rate) => z * rate,' 'Some(_) => z,'
-mutant sigmoid_gate_ignores_the_bound gate.rs \
-    'sigmoid(z) * lower_bound' 'sigmoid(z) * lower_bound.clamp(-5.0, -5.0)'
+mutant sigmoid_gate_without_a_log plain/layer.rs \
+    'sigmoid(times(z, rate)) *' 'sigmoid(times(z, rate.filter(|_| false))) *'
+mutant sigmoid_gate_ignores_the_bound plain/layer.rs \
+    'sigmoid(times(z, rate)) * lower_bound' 'sigmoid(times(z, rate)) * lower_bound.clamp(-5.0, -5.0)'
+mutant gate_gradient_of_a_clamped_a_log plain/layer.rs \
+    '.mask_fill(clamped, 0.0)' '.mask_fill(clamped, 1.0)'
+mutant gate_gradient_of_the_rate_alone plain/layer.rs \
+    'sum_dims(&[0, 1, 3]) * rate' 'sum_dims(&[0, 1, 3]) * (rate * 0.0 + 1.0)'
 mutant write_strength_not_doubled gate.rs \
-    'if allow_neg_eigval { beta * 2.0 } else { beta }' 'if allow_neg_eigval { beta * 1.0 } else { beta }'
+    'if allow_neg_eigval { 2.0 } else { 1.0 }' 'if allow_neg_eigval { 1.0 } else { 1.0 }'
 mutant softplus_through_log_of_one_plus_exp activation.rs \
-    'x.mask_fill(negative, 0.0) + decayed.log1p()' '(x.exp() + 1.0).log() + (decayed * 0.0).mask_fill(negative, 0.0)'
+    'x.mask_fill(negative, 0.0) + log1p(decayed)' '(x.exp() + 1.0).log() + (decayed * 0.0).mask_fill(negative, 0.0)'
 mutant sigmoid_below_zero_as_a_difference activation.rs \
     'decayed.detach() * constant.clone() + (constant - upper.clone())' 'upper.clone().neg() + 1.0 + (decayed + constant).detach() * 0.0'
 mutant sigmoid_below_zero_without_its_gradient activation.rs \
@@ -338,24 +344,30 @@ mutant empty_sequence_forgets_the_state functions/problem.rs \
     'state.unwrap_or_else(zeros)' 'state.map(|state| state * 0.0).unwrap_or_else(zeros)'
 
 # Norms and convolution.
-mutant l2_eps_outside_the_root functions/norm.rs \
+mutant l2_eps_outside_the_root plain/layer.rs \
     '(x.clone().square().sum_dim(D - 1) + L2_EPS).sqrt()' 'x.clone().square().sum_dim(D - 1).sqrt() + L2_EPS'
-mutant rms_eps_outside_the_root functions/norm.rs \
+mutant rms_eps_outside_the_root plain/layer.rs \
     '(1.0 / width as f64) + eps).sqrt()' '(1.0 / width as f64)).sqrt() + eps'
-mutant norm_gated_by_silu functions/norm.rs \
+mutant norm_gated_by_silu plain/layer.rs \
     'sigmoid(gate.cast(wide))' 'sigmoid(gate.clone().cast(wide)) * gate.cast(wide)'
-mutant taps_reversed functions/conv.rs \
-    'slice_dim(0, j..j + 1).reshape([1, 1, channels])' 'slice_dim(0, width - 1 - j..width - j).reshape([1, 1, channels])'
-mutant conv_state_starts_too_late functions/conv.rs \
+mutant norm_gradient_without_the_mean plain/layer.rs \
+    'normed * along.mean_dim(3)' 'normed * along.mean_dim(3) * 0.0'
+mutant taps_reversed plain/layer.rs \
+    'weight.clone().slice_dim(2, j..j + 1)' 'weight.clone().flip([2]).slice_dim(2, j..j + 1)'
+mutant conv_state_starts_too_late plain/layer.rs \
     'inputs.slice_dim(1, time..time + width - 1)' 'inputs.slice_dim(1, 0..width - 1)'
-mutant convolution_without_silu functions/conv.rs \
-    'y: silu(sum).cast(dtype)' 'y: (silu(sum.clone()) * 0.0 + sum).cast(dtype)'
+mutant convolution_without_silu plain/layer.rs \
+    'silu(convolved(&inputs.clone().cast(wide), &weight, bias, time))' 'convolved(&inputs.clone().cast(wide), &weight, bias, time)'
+mutant convolution_gradient_without_the_next_state plain/layer.rs \
+    'd_next.filter(|_| past > 0)' 'd_next.filter(|_| false)'
+mutant gradient_of_heads_along_themselves plain/layer.rs \
+    '((d_y - y * along) / norm)' '((d_y - y * along * 0.0) / norm)'
 
 # The layer.
 mutant layer_does_not_normalise_queries module/kda.rs \
-    'q: l2_normalize(heads(q, self.num_heads)),' 'q: heads(q, self.num_heads),'
+    '[(q_conv, key_dim),' '[(q_conv, None),'
 mutant layer_does_not_normalise_keys module/kda.rs \
-    'k: l2_normalize(heads(k, self.num_heads)),' 'k: heads(k, self.num_heads),'
+    '(k_conv, key_dim),' '(k_conv, None),'
 mutant layer_swaps_query_and_key_states module/kda.rs \
     'Some(ConvState { q: q.state, k: k.state, v: v.state })' 'Some(ConvState { q: k.state, k: q.state, v: v.state })'
 mutant layer_forgets_between_calls module/kda.rs \
@@ -385,6 +397,26 @@ mutant kernel_dg_without_the_keys_read kernel/gradients/inputs.rs \
     'let of_decay = of_query * queries[t] + of_key * keys[t];' 'let of_decay = of_query * queries[t];'
 mutant kernel_dk_without_its_own_token kernel/gradients/inputs.rs \
     'by_key[j] += on_diagonal * queries[j];' ''
+
+# Around the operator.
+mutant layer_kernel_softplus_to_first_order kernel/layer/activation.rs \
+    '(tail * square * s + s)' '(0.0f32 * tail + s)'
+mutant layer_kernel_a_log_not_clamped kernel/layer/gates.rs \
+    'decay(clamp(f32::cast_from(a_log[head * a_log.stride(0)]), low, high))' \
+    'decay(clamp(f32::cast_from(a_log[head * a_log.stride(0)]), low, high * 4.0f32))'
+mutant layer_kernel_gradient_of_a_clamped_a_log kernel/layer/gates.rs \
+    'select(is_clamped, 0.0f32, d_rate * rate)' 'select(is_clamped, 1.0f32, d_rate * rate)'
+mutant layer_kernel_heads_not_normalised kernel/layer/convolution.rs \
+    'norm = (sums[t] + comptime!(L2_EPS as f32)).sqrt();' ''
+mutant layer_kernel_next_state_is_the_last kernel/layer/convolution.rs \
+    'input(x, state, batch, time + j, d, width)' 'input(x, state, batch, j, d, width)'
+mutant layer_kernel_gradient_without_the_next_state kernel/layer/convolution_gradients.rs \
+    'sum += kept(d_next, batch, first + t + past, time, d);' ''
+mutant layer_kernel_gradient_of_heads_along_themselves kernel/layer/convolution_gradients.rs \
+    '(cotangent - z * open * along)' '(cotangent - 0.0f32 * z * open * along)'
+mutant layer_kernel_norm_gradient_without_the_mean kernel/layer/norm.rs \
+    'write(d_o, batch, first + t, head, d, (e * weights[c] - normed * along) / rms);' \
+    'write(d_o, batch, first + t, head, d, (e * weights[c] - 0.0f32 * normed * along) / rms);'
 
 # And for tensor cores.
 mutant chunk_low_parts_lost kernel/chunk/operand.rs \
