@@ -14,10 +14,13 @@
 //! Every column is computed in one order, whatever the number of threads.
 
 mod backward;
+mod chunk;
 mod forward;
 mod lane;
+mod prefetch;
 mod real;
 mod task;
+mod tile;
 
 pub(crate) use backward::backward;
 pub(crate) use forward::forward;
