@@ -14,6 +14,7 @@ use ndarray::ArrayView1;
 use pulp::Simd;
 
 use super::Real;
+use super::rows::copy;
 use super::tile::{Pair, multiply};
 
 /// Tokens of a chunk.
@@ -229,7 +230,7 @@ fn row<'a, T: Real>(from: &ArrayView1<'a, T>, buffer: &'a mut [T]) -> &'a [T] {
     match from.to_slice() {
         Some(row) if row.len() == buffer.len() => row,
         _ => {
-            super::task::copy(*from, &mut buffer[..from.len()]);
+            copy(*from, &mut buffer[..from.len()]);
             buffer
         }
     }

@@ -13,7 +13,7 @@ const COLUMNS: usize = 64;
 const GROUP: usize = 8;
 
 /// Multiply-adds below which threads cost more than they bring.
-const SMALL: usize = 1 << 17;
+pub(super) const SMALL: usize = 1 << 17;
 
 /// Output, final state and, if asked for, the states before every `keep_every`th token, a multiple of
 /// [`SEGMENT`](super::task::SEGMENT).

@@ -17,7 +17,8 @@
 use ndarray::{ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, ArrayViewMut2, Axis};
 use pulp::{Arch, Simd, WithSimd};
 
-use super::task::{Segment, copy, paste};
+use super::rows::{copy, paste};
+use super::task::Segment;
 use super::{KEEP_EVERY, Real};
 
 /// Value channels that go through a segment together, sharing the loads of what they have in common.

@@ -19,14 +19,17 @@ mod forward;
 mod lane;
 mod prefetch;
 mod real;
+mod rows;
+mod step;
 mod task;
 mod tile;
 
 pub(crate) use backward::backward;
 pub(crate) use forward::forward;
 pub(crate) use real::Real;
+pub(crate) use step::step;
 
-use ndarray::{Array3, Array4, ArrayView3, ArrayView4, ArrayViewD, Ix3, Ix4};
+use ndarray::{Array3, Array4, ArrayBase, ArrayView3, ArrayView4, ArrayViewD, Ix3, Ix4, IxDyn, RawData};
 
 /// The forward pass keeps the state before every so many tokens, where the backward pass starts again.
 pub(crate) const KEEP_EVERY: usize = 64;
@@ -74,9 +77,15 @@ impl<'a, T> Views<'a, T> {
             initial_state: initial_state.map(four),
         }
     }
+
+    /// `[B, HV, K, V]`.
+    pub fn state_shape(&self) -> [usize; 4] {
+        let (batch, _, value_heads, value_dim) = self.v.dim();
+        [batch, value_heads, self.q.dim().3, value_dim]
+    }
 }
 
 /// The view of a tensor with four axes.
-pub(crate) fn four<T>(view: ArrayViewD<T>) -> ArrayView4<T> {
+pub(crate) fn four<S: RawData>(view: ArrayBase<S, IxDyn>) -> ArrayBase<S, Ix4> {
     view.into_dimensionality::<Ix4>().expect("a checked shape")
 }

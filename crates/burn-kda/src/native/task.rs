@@ -6,6 +6,7 @@ use pulp::{Arch, Simd, WithSimd};
 use super::Real;
 use super::chunk::{CHUNK, Chunk, Token};
 use super::prefetch::prefetch;
+use super::rows::{copy, paste};
 use super::tile::{Pair, padded, update};
 
 /// Tokens between turns of the heads of a [`Group`].
@@ -50,18 +51,7 @@ impl<T: Real> WithSimd for Group<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        if self.0[0].q.nrows() > 1 {
-            return if S::IS_SCALAR { self.sequences::<S, false>(simd) } else { self.sequences::<S, true>(simd) };
-        }
-        for task in self.0 {
-            match (S::F32_LANES, size_of::<T>()) {
-                (1, _) => task.step::<8, false>(),
-                (4, _) => task.step::<16, true>(),
-                (16, 4) => task.step::<64, true>(),
-                (8, 4) | (16, _) => task.step::<32, true>(),
-                _ => task.step::<16, true>(),
-            }
-        }
+        if S::IS_SCALAR { self.sequences::<S, false>(simd) } else { self.sequences::<S, true>(simd) }
     }
 }
 
@@ -148,49 +138,6 @@ impl<T: Real> Task<'_, T> {
         }
         for (t, o) in tokens.zip(o.chunks_exact(padded)) {
             paste(&o[..columns], self.o.row_mut(t));
-        }
-    }
-}
-
-impl<T: Real> Task<'_, T> {
-    /// One token: the state is read and written where it lies, its columns in blocks that stay in cache between the two
-    /// passes.
-    #[inline(always)]
-    fn step<const W: usize, const FMA: bool>(mut self) {
-        let (key_dim, columns) = self.final_state.dim();
-        let mut segment = Segment::new(key_dim, 1);
-        segment.prepare::<FMA>(std::iter::once([self.q.row(0), self.k.row(0), self.g.row(0)]));
-        let (beta, qk) = (self.beta[0], segment.qk[0]);
-        for start in (0..columns).step_by(W) {
-            let span = start..columns.min(start + W);
-            let block = self.state.as_ref().map(|state| state.slice(s![.., span.clone()]));
-            // Zeros without a state, so that a NaN in `g` passes.
-            let row = |d: usize| block.as_ref().map_or([T::zero(); W], |block| load::<T, W>(block.row(d)));
-            let (mut predicted, mut read) = ([T::zero(); W], [T::zero(); W]);
-            for (d, (&k, &q)) in segment.k_decayed.iter().zip(&segment.q_decayed).take(key_dim).enumerate() {
-                let row = row(d);
-                for j in 0..W {
-                    predicted[j] = k.fma::<FMA>(row[j], predicted[j]);
-                    read[j] = q.fma::<FMA>(row[j], read[j]);
-                }
-            }
-            let v = load::<T, W>(self.v.slice(s![0, span.clone()]));
-            let (mut u, mut o) = ([T::zero(); W], [T::zero(); W]);
-            for j in 0..W {
-                u[j] = beta * (v[j] - predicted[j]);
-                o[j] = self.scale * qk.fma::<FMA>(u[j], read[j]);
-            }
-            paste(&o[..span.len()], self.o.slice_mut(s![0, span.clone()]));
-            for (d, mut next) in self.final_state.slice_mut(s![.., span.clone()]).rows_mut().into_iter().enumerate() {
-                let (decay, k) = (segment.decay[d], segment.k[d]);
-                let left_out = segment.carry[d] * decay;
-                let row = row(d);
-                let mut x = [T::zero(); W];
-                for j in 0..W {
-                    x[j] = decay.fma::<FMA>(row[j], left_out.fma::<FMA>(row[j], k * u[j]));
-                }
-                store(&x, next.view_mut());
-            }
         }
     }
 }
@@ -310,41 +257,6 @@ impl<T: Real> Segment<T> {
         let after = count * self.key_dim..(count + 1) * self.key_dim;
         self.k_decayed[after.clone()].fill(T::zero());
         self.q_decayed[after].fill(T::zero());
-    }
-}
-
-#[inline(always)]
-pub(super) fn copy<T: Real>(from: ArrayView1<T>, to: &mut [T]) {
-    match from.to_slice() {
-        Some(from) => to.copy_from_slice(from),
-        None => to.iter_mut().zip(from).for_each(|(to, &from)| *to = from),
-    }
-}
-
-/// A row, padded with zeros.
-#[inline(always)]
-fn load<T: Real, const W: usize>(from: ArrayView1<T>) -> [T; W] {
-    if let Some(Ok(row)) = from.to_slice().map(TryInto::try_into) {
-        return row;
-    }
-    let mut row = [T::zero(); W];
-    copy(from, &mut row[..from.len()]);
-    row
-}
-
-#[inline(always)]
-fn store<T: Real, const W: usize>(row: &[T; W], mut to: ArrayViewMut1<T>) {
-    match to.as_slice_mut().map(<&mut [T; W]>::try_from) {
-        Some(Ok(to)) => *to = *row,
-        _ => paste(&row[..to.len()], to),
-    }
-}
-
-#[inline(always)]
-pub(super) fn paste<T: Real>(from: &[T], mut to: ArrayViewMut1<T>) {
-    match to.as_slice_mut() {
-        Some(to) => to.copy_from_slice(from),
-        None => to.iter_mut().zip(from).for_each(|(to, &from)| *to = from),
     }
 }
 
