@@ -26,17 +26,19 @@ pub(super) struct Chunk<T> {
     /// Over the chunk.
     pub decay: Vec<T>,
     /// Keys, then scaled queries, times the decays up to their token, `[2 CHUNK, K]`.
-    reads: Vec<T>,
+    pub reads: Vec<T>,
     /// Keys times the decays after their token, `[CHUNK, K]`.
     pub writes: Vec<T>,
-    /// `-beta_i k_i . A_{i,j} k_j` for `j < i`.
+    /// `-k_i . A_{i,j} k_j` for `j < i`.
+    pub meet: [[T; CHUNK]; CHUNK],
+    /// The same times `beta_i`.
     erase: [[T; CHUNK]; CHUNK],
     /// `scale q_i . A_{i,j} k_j` for `j <= i`.
-    see: [[T; CHUNK]; CHUNK],
-    beta: [T; CHUNK],
+    pub see: [[T; CHUNK]; CHUNK],
+    pub beta: [T; CHUNK],
     pub tokens: usize,
     /// Of one token.
-    rows: [Vec<T>; 6],
+    rows: [Vec<T>; 8],
 }
 
 /// One token of the inputs of one head.
@@ -56,6 +58,7 @@ impl<T: Real> Chunk<T> {
             decay: rows(1),
             reads: rows(2 * CHUNK),
             writes: rows(CHUNK),
+            meet: [[T::zero(); CHUNK]; CHUNK],
             erase: [[T::zero(); CHUNK]; CHUNK],
             see: [[T::zero(); CHUNK]; CHUNK],
             beta: [T::zero(); CHUNK],
@@ -76,18 +79,21 @@ impl<T: Real> Chunk<T> {
         T: 'a,
     {
         let width = self.width;
-        let [q_row, k_row, g_row, a, total, rest] = &mut self.rows;
-        total.fill(T::zero());
-        rest.fill(T::zero());
+        let [q_row, k_row, g_row, a, total, rest, carry_within, zero] = &mut self.rows;
+        for sum in [&mut *total, &mut *rest, &mut *carry_within] {
+            sum.fill(T::zero());
+        }
         self.decay.fill(T::one());
+        self.meet = [[T::zero(); CHUNK]; CHUNK];
         self.erase = [[T::zero(); CHUNK]; CHUNK];
         self.see = [[T::zero(); CHUNK]; CHUNK];
+        self.beta = [T::zero(); CHUNK];
         self.tokens = 0;
         let vectors = T::vectors::<S>;
         let scale_all = T::splat(simd, scale);
         for (n, token) in tokens.enumerate() {
             let (q, k, g) = (row(&token.q, q_row), row(&token.k, k_row), row(&token.g, g_row));
-            T::exponentials::<FMA>(g, a);
+            T::decays::<FMA>(g, zero, carry_within, a);
             let (q, k, g, a) = (vectors(q), vectors(k), vectors(g), vectors(a));
             let (keys, queries) = self.reads.split_at_mut(CHUNK * width);
             let by_key = T::vectors_mut::<S>(&mut keys[n * width..][..width]);
@@ -112,22 +118,27 @@ impl<T: Real> Chunk<T> {
             for pair in &mut pairs {
                 let (first, second) = pair.split_at_mut(width);
                 let writes = [T::vectors_mut::<S>(first), T::vectors_mut::<S>(second)];
-                for [by_key, by_query] in decayed(simd, writes, a, [k, q]) {
-                    self.erase[n][j] = -token.beta * by_key;
+                for [by_key, by_query] in decayed::<S, T, 2>(simd, writes, a, [k, q]) {
+                    (self.meet[n][j], self.erase[n][j]) = (-by_key, -token.beta * by_key);
                     self.see[n][j] = scale * by_query;
                     j += 1;
                 }
             }
             let last = pairs.into_remainder();
             if !last.is_empty() {
-                let [[by_key, by_query]] = decayed(simd, [T::vectors_mut::<S>(last)], a, [k, q]);
-                self.erase[n][j] = -token.beta * by_key;
+                let [[by_key, by_query]] = decayed::<S, T, 1>(simd, [T::vectors_mut::<S>(last)], a, [k, q]);
+                (self.meet[n][j], self.erase[n][j]) = (-by_key, -token.beta * by_key);
                 self.see[n][j] = scale * by_query;
             }
             T::vectors_mut::<S>(&mut this[..width]).copy_from_slice(k);
             self.beta[n] = token.beta;
             self.tokens = n + 1;
         }
+        // What tokens are missing of a chunk read and write nothing.
+        for rows in [&mut self.writes[..], &mut self.reads[..CHUNK * width]] {
+            rows[self.tokens * width..].fill(T::zero());
+        }
+        self.reads[(CHUNK + self.tokens) * width..].fill(T::zero());
         T::decays::<FMA>(total, rest, carry, &mut self.decay);
     }
 
@@ -160,7 +171,8 @@ impl<T: Real> Chunk<T> {
         }
         for i in 0..self.tokens {
             let mut out = read[CHUNK + i];
-            for (&u, &see) in u.iter().zip(&self.see[i]) {
+            // No others, whatever they are: a NaN passes on to later tokens only.
+            for (&u, &see) in u.iter().zip(&self.see[i][..=i]) {
                 out = out.add::<S, T>(simd, see, u);
             }
             o(i, out.0);
@@ -174,12 +186,12 @@ impl<T: Real> Chunk<T> {
         let mut read = [Pair([T::splat(simd, T::zero()); 2]); 2 * CHUNK];
         let rows = |start: usize| &self.reads[start * self.width..];
         if S::REGISTER_COUNT >= 32 {
-            read[..8].copy_from_slice(&multiply::<S, T, 8>(simd, rows(0), block));
-            read[8..].copy_from_slice(&multiply::<S, T, 8>(simd, rows(8), block));
+            read[..8].copy_from_slice(&multiply::<S, T, 8>(simd, rows(0), self.width, block));
+            read[8..].copy_from_slice(&multiply::<S, T, 8>(simd, rows(8), self.width, block));
         } else {
-            read[..6].copy_from_slice(&multiply::<S, T, 6>(simd, rows(0), block));
-            read[6..11].copy_from_slice(&multiply::<S, T, 5>(simd, rows(6), block));
-            read[11..].copy_from_slice(&multiply::<S, T, 5>(simd, rows(11), block));
+            read[..6].copy_from_slice(&multiply::<S, T, 6>(simd, rows(0), self.width, block));
+            read[6..11].copy_from_slice(&multiply::<S, T, 5>(simd, rows(6), self.width, block));
+            read[11..].copy_from_slice(&multiply::<S, T, 5>(simd, rows(11), self.width, block));
         }
         read
     }

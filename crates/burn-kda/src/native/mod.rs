@@ -1,18 +1,14 @@
-//! The operator on slices of memory, for the backends of the CPU: the recurrence in one pass over the state per token,
-//! in SIMD, on all cores.
+//! The operator on slices of memory, for the backends of the CPU: chunks of a few tokens as small matrix products, in
+//! SIMD, on all cores.
 //!
-//! The columns of a state are independent recurrences, so a block of them stays in the first cache for many tokens.
-//! While a row of it takes up one token it already feeds what the next token predicts and reads:
+//! The columns of a state are independent recurrences, so a block of them, two vectors wide, goes through a chunk of
+//! tokens at a time, and what all columns share is computed once ([`chunk`], with the equations). Three multiply-adds per
+//! element of the state and token, of the 7 flops that the recurrence counts, with an eighth of the loads and stores of
+//! the recurrence token by token. One token alone is that recurrence, in place ([`mod@step`]).
 //!
-//! ```text
-//! p_t = S_{t-1}^T (a_t k_t)      r_t = S_{t-1}^T (a_t q_t)      a_t = exp(g_t)
-//! u_t = beta_t (v_t - p_t)       o_t = scale (r_t + (q_t . k_t) u_t)
-//! S_t = diag(a_t) S_{t-1} + k_t u_t^T
-//! ```
-//!
-//! One load, one store and four vector operations per element and token, of the 7 flops that the recurrence counts.
 //! Every column is computed in one order, whatever the number of threads.
 
+mod adjoint;
 mod backward;
 mod chunk;
 mod forward;
@@ -20,6 +16,7 @@ mod lane;
 mod prefetch;
 mod real;
 mod rows;
+mod state;
 mod step;
 mod task;
 mod tile;

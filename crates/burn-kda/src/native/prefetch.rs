@@ -5,6 +5,7 @@ use ndarray::ArrayView1;
 /// Asks for a row: rows of one head lie too far apart for the machine to see what comes next.
 #[inline(always)]
 #[allow(unsafe_code)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 pub(super) fn prefetch<T>(row: ArrayView1<T>) {
     #[cfg(target_arch = "x86_64")]
     if let Some(row) = row.to_slice() {

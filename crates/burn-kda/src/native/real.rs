@@ -13,11 +13,11 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
     /// rounding of a sum has left out.
     fn decays<const FMA: bool>(g: &[Self], rest: &[Self], carry: &mut [Self], decay: &mut [Self]);
 
-    /// `exp(g)`.
-    fn exponentials<const FMA: bool>(g: &[Self], out: &mut [Self]);
-
     /// A vector of the machine.
     type Vector<S: Simd>: Copy;
+
+    /// The numbers of some vectors.
+    fn scalars<S: Simd>(x: &[Self::Vector<S>]) -> &[Self];
 
     /// Numbers in a [`Vector`](Self::Vector).
     fn lanes<S: Simd>() -> usize;
@@ -57,6 +57,11 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
 macro_rules! vectors {
     ($vector:ident, $lanes:ident, $view:ident, $view_mut:ident, $splat:ident, $add:ident, $sub:ident, $mul:ident, $fma:ident, $sum:ident) => {
         type Vector<S: Simd> = S::$vector;
+
+        #[inline(always)]
+        fn scalars<S: Simd>(x: &[Self::Vector<S>]) -> &[Self] {
+            pulp::bytemuck::cast_slice(x)
+        }
 
         #[inline(always)]
         fn lanes<S: Simd>() -> usize {
@@ -135,14 +140,6 @@ impl Real for f32 {
             *decay = got * power;
         }
     }
-
-    #[inline(always)]
-    fn exponentials<const FMA: bool>(g: &[f32], out: &mut [f32]) {
-        for (&g, out) in g.iter().zip(out) {
-            let (expm1, power) = expm1_and_power::<FMA>(g);
-            *out = (1.0 + expm1) * power;
-        }
-    }
 }
 
 /// Its exponential is taken for 0.
@@ -187,13 +184,6 @@ impl Real for f64 {
     fn decays<const FMA: bool>(g: &[f64], _: &[f64], _: &mut [f64], decay: &mut [f64]) {
         for (&g, decay) in g.iter().zip(decay) {
             *decay = g.exp();
-        }
-    }
-
-    #[inline(always)]
-    fn exponentials<const FMA: bool>(g: &[f64], out: &mut [f64]) {
-        for (&g, out) in g.iter().zip(out) {
-            *out = g.exp();
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Some columns of one state through all tokens.
 
-use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, Axis, s};
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, ArrayViewMut3, Axis};
 use pulp::{Arch, Simd, WithSimd};
 
 use super::Real;
 use super::chunk::{CHUNK, Chunk, Token};
 use super::prefetch::prefetch;
 use super::rows::{copy, paste};
-use super::tile::{Pair, padded, update};
+use super::state::State;
+use super::tile::{padded, update};
 
 /// Tokens between turns of the heads of a [`Group`].
 pub(super) const SEGMENT: usize = 64;
@@ -140,134 +141,4 @@ impl<T: Real> Task<'_, T> {
             paste(&o[..columns], self.o.row_mut(t));
         }
     }
-}
-
-/// A state as blocks of two vectors of columns, each `K` rows one after the other; the last one padded with zeros.
-struct State<T: Real, S: Simd> {
-    width: usize,
-    /// What the roundings of all decays so far have left out.
-    carry: Vec<T>,
-    blocks: Vec<Pair<T::Vector<S>>>,
-    /// A row of a matrix.
-    row: Vec<T>,
-}
-
-impl<T: Real, S: Simd> State<T, S> {
-    fn zeros(simd: S, width: usize, columns: usize) -> Self {
-        let count = columns.div_ceil(2 * T::lanes::<S>());
-        Self {
-            width,
-            carry: vec![T::zero(); width],
-            blocks: vec![Pair([T::splat(simd, T::zero()); 2]); width * count],
-            row: vec![T::zero(); count * 2 * T::lanes::<S>()],
-        }
-    }
-
-    #[inline(always)]
-    fn load(&mut self, state: ArrayView2<T>) {
-        for (d, values) in state.rows().into_iter().enumerate() {
-            copy(values, &mut self.row[..values.len()]);
-            let (pairs, _) = T::vectors::<S>(&self.row).as_chunks();
-            for (block, &pair) in self.blocks.chunks_exact_mut(self.width).zip(pairs) {
-                block[d].0 = pair;
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn store(&mut self, mut state: ArrayViewMut2<T>) {
-        for (d, values) in state.rows_mut().into_iter().enumerate() {
-            let (pairs, _) = T::vectors_mut::<S>(&mut self.row).as_chunks_mut();
-            for (block, pair) in self.blocks.chunks_exact(self.width).zip(pairs) {
-                *pair = block[d].0;
-            }
-            paste(&self.row[..values.len()], values);
-        }
-    }
-
-    /// Takes in what the roundings of all decays have left out: the next call knows nothing of it.
-    #[inline(always)]
-    fn finish(&mut self, simd: S) {
-        for block in self.blocks.chunks_exact_mut(self.width) {
-            for (Pair(row), &carry) in block.iter_mut().zip(&self.carry) {
-                *row = row.map(|x| T::vector_mul_add(simd, T::splat(simd, carry), x, x));
-            }
-        }
-    }
-}
-
-/// What all columns share for some tokens, `[SEGMENT, K]` each.
-pub(super) struct Segment<T> {
-    /// `K`, or more: what is beyond is zero and does not decay.
-    key_dim: usize,
-    carry: Vec<T>,
-    pub decay: Vec<T>,
-    pub q: Vec<T>,
-    pub k: Vec<T>,
-    /// Keys and queries times their own decay; the row after the last token is zero.
-    pub k_decayed: Vec<T>,
-    q_decayed: Vec<T>,
-    /// `q . k`, `[SEGMENT]`.
-    qk: Vec<T>,
-}
-
-impl<T: Real> Segment<T> {
-    pub fn new(key_dim: usize, tokens: usize) -> Self {
-        let rows = |rows: usize| vec![T::zero(); rows * key_dim];
-        Self {
-            key_dim,
-            carry: rows(1),
-            decay: rows(tokens),
-            q: rows(tokens),
-            k: rows(tokens),
-            k_decayed: rows(tokens + 1),
-            q_decayed: rows(tokens + 1),
-            qk: vec![T::zero(); tokens],
-        }
-    }
-
-    #[inline(always)]
-    /// Of `q`, `k` and `g` of each token.
-    pub fn prepare<'a, const FMA: bool>(&mut self, tokens: impl Iterator<Item = [ArrayView1<'a, T>; 3]>)
-    where
-        T: 'a,
-    {
-        let mut g_row = vec![T::zero(); self.key_dim];
-        let no_rest = g_row.clone();
-        let mut count = 0;
-        for (n, [q, k, g]) in tokens.enumerate() {
-            let row = n * self.key_dim..(n + 1) * self.key_dim;
-            let given = q.len();
-            copy(q, &mut self.q[row.clone()][..given]);
-            copy(k, &mut self.k[row.clone()][..given]);
-            copy(g, &mut g_row[..given]);
-            let decay = &mut self.decay[row.clone()];
-            T::decays::<FMA>(&g_row, &no_rest, &mut self.carry, decay);
-            let (q, k) = (&self.q[row.clone()], &self.k[row.clone()]);
-            let k_decayed = &mut self.k_decayed[row.clone()];
-            for ((x, &k), &decay) in k_decayed.iter_mut().zip(k).zip(&*decay) {
-                *x = decay * k;
-            }
-            for ((x, &q), &decay) in self.q_decayed[row].iter_mut().zip(q).zip(&*decay) {
-                *x = decay * q;
-            }
-            self.qk[n] = dot::<T, FMA>(q, k);
-            count = n + 1;
-        }
-        let after = count * self.key_dim..(count + 1) * self.key_dim;
-        self.k_decayed[after.clone()].fill(T::zero());
-        self.q_decayed[after].fill(T::zero());
-    }
-}
-
-/// In eight sums, so that it becomes vector code.
-#[inline(always)]
-fn dot<T: Real, const FMA: bool>(a: &[T], b: &[T]) -> T {
-    let mut sums = [T::zero(); 8];
-    for (a, b) in a.chunks(8).zip(b.chunks(8)) {
-        for ((sum, &a), &b) in sums.iter_mut().zip(a).zip(b) {
-            *sum = a.fma::<FMA>(b, *sum);
-        }
-    }
-    sums.into_iter().fold(T::zero(), |sum, x| sum + x)
 }
