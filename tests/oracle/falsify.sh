@@ -252,64 +252,74 @@ mutant tiles_share_the_first_kept_state plain/backward.rs \
     'state.slice_dim(0, lanes.clone())' 'state.slice_dim(0, 0..lanes.len())'
 
 # The kernels, forward.
-mutant native_read_not_scaled native/task.rs \
-    'u[j] = beta * (v[j] - predicted[j]);
-                        o[j] = self.scale * qk' 'u[j] = beta * (v[j] - predicted[j]);
-                        o[j] = qk'
-mutant native_erases_without_beta native/task.rs \
-    'u[j] = beta * (v[j] - predicted[j]);
-                        o[j]' 'u[j] = beta * v[j] - predicted[j];
-                        o[j]'
-mutant native_step_erases_without_beta native/task.rs \
-    'u[j] = beta * (v[j] - predicted[j]);
-                o[j]' 'u[j] = beta * v[j] - predicted[j];
-                o[j]'
-mutant native_predicts_from_the_undecayed_state native/task.rs \
-    '*x = decay * k;' '*x = decay * T::zero() + k;'
-mutant native_reads_the_undecayed_state native/task.rs \
-    '*x = decay * q;' '*x = decay * T::zero() + q;'
-mutant native_reads_before_the_write native/task.rs \
-    'dot::<T, FMA>(q, k);' 'dot::<T, FMA>(q, k) * T::zero();'
-mutant native_state_does_not_decay native/task.rs \
-    'let x = decay.fma::<FMA>(row[j], ' 'let x = (decay * T::zero() + T::one()).fma::<FMA>(row[j], '
-mutant native_last_token_does_not_decay native/task.rs \
-    'row[j] = decay.fma::<FMA>(row[j], ' 'row[j] = T::one().fma::<FMA>(row[j], '
-mutant native_step_does_not_decay native/task.rs \
-    'x[j] = decay.fma::<FMA>(row[j], ' 'x[j] = T::one().fma::<FMA>(row[j], '
+mutant native_read_not_scaled native/chunk.rs \
+    'T::vector_mul(simd, q, scale_all)' 'q'
+mutant native_own_read_not_scaled native/chunk.rs \
+    'self.see[n][n] = scale * ' 'self.see[n][n] = '
+mutant native_erases_without_beta native/chunk.rs \
+    'write[i] = T::vector_mul(simd, T::splat(simd, self.beta[i]), error);' 'write[i] = error;'
+mutant native_erases_earlier_tokens_without_beta native/chunk.rs \
+    '(self.meet[n][j], self.erase[n][j]) = (-by_key, -token.beta * by_key);
+                    self.see[n][j] = scale * by_query;
+                    j += 1;' '(self.meet[n][j], self.erase[n][j]) = (-by_key, -by_key);
+                    self.see[n][j] = scale * by_query;
+                    j += 1;'
+mutant native_step_erases_without_beta native/step.rs \
+    'T::vector_mul(simd, beta, T::vector_sub(simd, *u, predicted))' 'T::vector_sub(simd, T::vector_mul(simd, beta, *u), predicted)'
+mutant native_predicts_from_the_undecayed_state native/chunk.rs \
+    '*by_key = T::vector_mul(simd, *decay, k);' '*by_key = k;'
+mutant native_reads_the_undecayed_state native/chunk.rs \
+    'T::vector_mul(simd, *decay, T::vector_mul(simd, q, scale_all))' 'T::vector_mul(simd, q, scale_all)'
+mutant native_reads_before_the_write native/chunk.rs \
+    'scale * T::total(simd, qk);' 'T::zero() * T::total(simd, qk);'
+mutant native_keys_do_not_decay_within_a_chunk native/chunk.rs \
+    'let x = T::vector_mul(simd, rows[n][c], a);' 'let (x, _) = (rows[n][c], a);'
+mutant native_state_does_not_decay native/tile.rs \
+    'tile[r] = x[r].add::<S, T>(simd, decay[r], tile[r]);' 'tile[r] = x[r].add::<S, T>(simd, decay[r] * T::zero() + T::one(), tile[r]);'
+mutant native_step_does_not_decay native/step.rs \
+    'T::vector_mul_add(simd, decay, *x, write)' 'T::vector_mul_add(simd, decay, T::splat(simd, T::zero()), T::vector_add(simd, *x, write))'
 mutant native_decays_rounded_each_alone native/real.rs \
     '*carry = want - (got - 1.0);' '*carry = (want - (got - 1.0)) * 0.0;'
 mutant native_kept_states_overwrite_the_first native/task.rs \
-    'self.kept.index_axis_mut(Axis(0), start / self.keep_every - 1)' 'self.kept.index_axis_mut(Axis(0), 0)'
+    'task.kept.index_axis_mut(Axis(0), start / task.keep_every - 1)' 'task.kept.index_axis_mut(Axis(0), 0)'
 mutant native_tiles_grouped_heads native/forward.rs \
     'inputs.q.slice(s![b, .., hv / group, ..])' 'inputs.q.slice(s![b, .., hv % heads, ..])' \
     native/forward.rs \
     'inputs.k.slice(s![b, .., hv / group, ..])' 'inputs.k.slice(s![b, .., hv % heads, ..])'
+mutant native_step_tiles_grouped_heads native/step.rs \
+    'inputs.q.slice(s![b, 0, hv / group, ..])' 'inputs.q.slice(s![b, 0, hv % heads, ..])' \
+    native/step.rs \
+    'inputs.k.slice(s![b, 0, hv / group, ..])' 'inputs.k.slice(s![b, 0, hv % heads, ..])'
 mutant native_batch_starts_from_its_first_state native/forward.rs \
     'state.slice(s![b, hv, .., part])' 'state.slice(s![0, hv, .., part])'
 
 # The kernels, backward.
-mutant native_output_cotangent_not_scaled native/lane.rs \
-    '*x = *x * self.scale' '*x = *x + self.scale * T::zero()'
-mutant native_dq_without_its_own_token native/lane.rs \
-    'T::vector_mul(simd, k, write_read)' 'T::vector_mul(simd, zero, write_read)'
-mutant native_dk_without_the_prediction native/lane.rs \
-    '(simd, s, erase[r], by_error)' '(simd, zero, erase[r], by_error)'
-mutant native_dk_without_the_write native/lane.rs \
-    '(simd, d, written[r], by_write)' '(simd, zero, written[r], by_write)'
-mutant native_dv_without_beta native/lane.rs \
-    'dv(n, d_error)' 'dv(n, d_write)'
-mutant native_dbeta_times_beta native/lane.rs \
-    'd_write[r] * error[r]' 'd_error[r] * error[r]'
-mutant native_dg_without_the_erasure native/lane.rs \
-    '(simd, s, erased, by_decay)' '(simd, s, d, by_decay)'
-mutant native_dg_of_the_state_without_its_decay native/lane.rs \
-    'T::vector_mul_add(simd, a, by_decay, dg[c])' 'T::vector_add(simd, by_decay, dg[c])'
-mutant native_state_cotangent_does_not_decay native/lane.rs \
-    'T::vector_mul_add(simd, a, erased, ' 'T::vector_add(simd, erased, '
-mutant native_state_cotangent_without_the_queries native/lane.rs \
-    'T::vector_mul(simd, q_before, read_next[r])' 'T::vector_mul(simd, zero, read_next[r])'
-mutant native_state_cotangent_without_the_predictions native/lane.rs \
-    'T::vector_mul_add(simd, k, erase[r], d)' 'T::vector_mul_add(simd, zero, erase[r], d)'
+mutant native_output_cotangent_not_scaled native/adjoint.rs \
+    'scale * row[CHUNK + i]' 'row[CHUNK + i]'
+mutant native_dq_without_its_own_token native/adjoint.rs \
+    'dq[i] = fma(simd, by_query, key[i], dq[i]);' 'dq[i] = fma(simd, by_query, if i > j { key[i] } else { zero }, dq[i]);'
+mutant native_dq_without_the_state_before native/adjoint.rs \
+    'mul(simd, up_to[i], d_query[at])' 'mul(simd, zero, d_query[at])'
+mutant native_dk_without_the_prediction native/adjoint.rs \
+    'dk[i] = mul(simd, up_to[i], d_key[at]);' 'dk[i] = mul(simd, zero, d_key[at]);'
+mutant native_dk_without_the_write native/adjoint.rs \
+    'dk[j] = T::vector_add(simd, dk[j], d_key);' 'dk[j] = T::vector_add(simd, dk[j], T::vector_sub(simd, d_key, d_key));'
+mutant native_dv_without_beta native/adjoint.rs \
+    'dv[i].0[m] = error;' 'dv[i].0[m] = sum[i];'
+mutant native_dbeta_of_the_writes native/adjoint.rs \
+    'errors[i].0[m] = error[i];' 'errors[i].0[m] = u[i].0[m];'
+mutant native_dg_without_the_reads native/adjoint.rs \
+    'sum = fma(simd, k[at], dk[i], fma(simd, q[at], dq[i], sum));' 'sum = fma(simd, k[at], dk[i], sum);'
+mutant native_dg_without_the_pairs native/adjoint.rs \
+    'dg[i] = fma(simd, d_key, key[i], dg[i]);' 'dg[i] = fma(simd, zero, key[i], dg[i]);'
+mutant native_dg_of_the_state_without_its_decay native/adjoint.rs \
+    '*d_decay = decay * T::total(simd, sum);' '*d_decay = (decay * T::zero() + T::one()) * T::total(simd, sum);'
+mutant native_key_cotangent_does_not_decay native/adjoint.rs \
+    'd_key = mul(simd, d_key, a[at]);' ''
+mutant native_state_cotangent_without_the_queries native/adjoint.rs \
+    'cotangents[CHUNK + i] = d_o[i];' 'cotangents[CHUNK + i] = zero;'
+mutant native_state_cotangent_without_the_predictions native/adjoint.rs \
+    'T::vector_sub(simd, zero.0[m], dv[i].0[m])' 'T::vector_sub(simd, dv[i].0[m], dv[i].0[m])'
 mutant native_kept_states_off_by_one_segment native/lane.rs \
     'start / KEEP_EVERY - 1' '(start / KEEP_EVERY).max(2) - 2'
 mutant native_segments_start_from_the_initial_state native/lane.rs \

@@ -5,7 +5,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, Element, TensorData};
 use bytemuck::Pod;
-use ndarray::{ArrayD, ArrayViewD, IxDyn, ShapeBuilder};
+use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, Dimension, IxDyn, ShapeBuilder};
 
 use super::native::{self, Host, native_ops};
 use crate::native::Real;
@@ -24,6 +24,19 @@ impl<T: Real + Element + Pod> Host<T> for Flex {
 
     fn view(held: &FlexTensor) -> ArrayViewD<'_, T> {
         view(held).expect("viewable")
+    }
+
+    fn view_mut(held: &mut FlexTensor) -> ArrayViewMutD<'_, T> {
+        if !held.is_contiguous() {
+            *held = held.to_contiguous();
+        }
+        let shape = IxDyn(&held.layout().shape()[..]);
+        let (start, end) = (held.layout().start_offset(), held.layout().start_offset() + shape.size());
+        ArrayViewMutD::from_shape(shape, &mut held.storage_mut::<T>()[start..end]).expect("contiguous")
+    }
+
+    fn release(held: FlexTensor) -> FlexTensor {
+        held
     }
 
     fn from_array(array: ArrayD<T>) -> FlexTensor {

@@ -1,7 +1,7 @@
 //! [`KdaOps`] by the native kernels, for backends whose tensors lie in this process's memory.
 
 use burn::backend::tensor::FloatTensor;
-use ndarray::{ArrayD, ArrayViewD};
+use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, IxDyn};
 
 use crate::native::{self, Gradients, KEEP_EVERY, Outputs, Real, Views};
 use crate::ops::{KdaGradients, KdaOps, KdaTensors, MaybeTensor, WantedGradients};
@@ -13,6 +13,9 @@ pub(super) trait Host<T>: KdaOps {
 
     fn hold(tensor: FloatTensor<Self>) -> Self::Held;
     fn view(held: &Self::Held) -> ArrayViewD<'_, T>;
+    /// Of the memory itself if nothing else holds it, and of a copy otherwise.
+    fn view_mut(held: &mut Self::Held) -> ArrayViewMutD<'_, T>;
+    fn release(held: Self::Held) -> FloatTensor<Self>;
     fn from_array(array: ArrayD<T>) -> FloatTensor<Self>;
 }
 
@@ -25,10 +28,27 @@ pub(super) fn forward<B: Host<T>, T: Real>(
 ) -> (FloatTensor<B>, FloatTensor<B>, MaybeTensor<B>) {
     let inputs = hold(inputs);
     let initial_state = initial_state.into_option().map(B::hold);
+    if B::view(&inputs[0]).shape()[1] == 1 {
+        let (o, state) = step::<B, T>(inputs, initial_state, scale);
+        return (o, state, None.into());
+    }
     let views = Views::new(inputs.each_ref().map(B::view), initial_state.as_ref().map(B::view));
     let Outputs { o, final_state, kept } = native::forward(&views, scale, keep_states.then_some(KEEP_EVERY));
     let [o, final_state] = [o, final_state].map(|x| B::from_array(x.into_dyn()));
     (o, final_state, kept.map(|x| B::from_array(x.into_dyn())).into())
+}
+
+/// One token.
+fn step<B: Host<T>, T: Real>(
+    inputs: [B::Held; 5],
+    state: Option<B::Held>,
+    scale: f64,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let views = Views::new(inputs.each_ref().map(B::view), None);
+    // Zeros without a state, so that a NaN in `g` passes.
+    let mut state = state.unwrap_or_else(|| B::hold(B::from_array(ArrayD::zeros(IxDyn(&views.state_shape())))));
+    let o = native::step(&views, native::four(B::view_mut(&mut state)), scale);
+    (B::from_array(o.into_dyn()), B::release(state))
 }
 
 /// [`KdaOps::kda_backward`].

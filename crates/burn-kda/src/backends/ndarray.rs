@@ -4,7 +4,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
 use burn_ndarray::{NdArray, NdArrayTensor, SharedArray};
-use ndarray::{ArrayD, ArrayViewD};
+use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD};
 
 use super::native::{self, Host, native_ops};
 use crate::ops::{self, KdaGradients, KdaOps, KdaParams, KdaTensors, MaybeTensor, Mode, WantedGradients};
@@ -26,6 +26,14 @@ macro_rules! host {
 
             fn view(held: &Self::Held) -> ArrayViewD<'_, $float> {
                 held.view()
+            }
+
+            fn view_mut(held: &mut Self::Held) -> ArrayViewMutD<'_, $float> {
+                held.view_mut()
+            }
+
+            fn release(held: Self::Held) -> NdArrayTensor {
+                held.into()
             }
 
             fn from_array(array: ArrayD<$float>) -> NdArrayTensor {

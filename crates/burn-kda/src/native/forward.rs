@@ -3,14 +3,17 @@
 use ndarray::{Array4, ArrayViewMut, Axis, Dimension, s};
 use rayon::prelude::*;
 
-use super::task::Task;
+use super::task::{Group, Task};
 use super::{Outputs, Real, Views};
 
 /// Columns of a task at least, so that what all columns share is not computed too often.
 const COLUMNS: usize = 64;
 
+/// Tasks that take turns at most: their states have to stay in cache.
+const GROUP: usize = 8;
+
 /// Multiply-adds below which threads cost more than they bring.
-const SMALL: usize = 1 << 17;
+pub(super) const SMALL: usize = 1 << 17;
 
 /// Output, final state and, if asked for, the states before every `keep_every`th token, a multiple of
 /// [`SEGMENT`](super::task::SEGMENT).
@@ -28,7 +31,7 @@ pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep_every: Option
     let mut kept = Array4::zeros([kept_states, lanes, key_dim, value_dim]);
 
     let threads = rayon::current_num_threads();
-    let columns = if lanes >= 4 * threads { value_dim } else { COLUMNS };
+    let columns = if threads == 1 || lanes >= 4 * threads { value_dim } else { COLUMNS };
     let lane = |lane: usize| (lane / value_heads, lane % value_heads);
     let parts =
         |lane: usize| (0..value_dim).step_by(columns).map(move |start| (lane, start..value_dim.min(start + columns)));
@@ -37,7 +40,7 @@ pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep_every: Option
         .flat_map(|state| cut(state, Axis(1), 1))
         .flat_map(|state| cut(state, Axis(3), columns));
     let kept_parts = cut(kept.view_mut(), Axis(1), 1).flat_map(|states| cut(states, Axis(3), columns));
-    let tasks: Vec<_> = ((0..lanes).flat_map(parts).zip(o_parts).zip(final_parts).zip(kept_parts))
+    let mut tasks = ((0..lanes).flat_map(parts).zip(o_parts).zip(final_parts).zip(kept_parts))
         .map(|((((l, part), o), final_state), kept)| {
             let (b, hv) = lane(l);
             Task {
@@ -54,8 +57,15 @@ pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep_every: Option
                 kept: kept.slice_move(s![.., 0, .., ..]),
             }
         })
-        .collect();
-    run_all(tasks, lanes * time * key_dim * value_dim, Task::run);
+        .peekable();
+    let size = (lanes * value_dim.div_ceil(columns) / (2 * threads)).clamp(1, GROUP);
+    let groups: Vec<_> = std::iter::from_fn(|| {
+        tasks.peek()?;
+        Some(Group(tasks.by_ref().take(size).collect()))
+    })
+    .collect();
+    drop(tasks);
+    run_all(groups, lanes * time * key_dim * value_dim, Group::run);
     Outputs { o, final_state, kept: (kept_states > 0).then_some(kept) }
 }
 

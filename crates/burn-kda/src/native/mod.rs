@@ -1,29 +1,32 @@
-//! The operator on slices of memory, for the backends of the CPU: the recurrence in one pass over the state per token,
-//! in SIMD, on all cores.
+//! The operator on slices of memory, for the backends of the CPU: chunks of a few tokens as small matrix products, in
+//! SIMD, on all cores.
 //!
-//! The columns of a state are independent recurrences, so a block of them stays in the first cache for many tokens.
-//! While a row of it takes up one token it already feeds what the next token predicts and reads:
+//! The columns of a state are independent recurrences, so a block of them, two vectors wide, goes through a chunk of
+//! tokens at a time, and what all columns share is computed once ([`chunk`], with the equations). Three multiply-adds per
+//! element of the state and token, of the 7 flops that the recurrence counts, with an eighth of the loads and stores of
+//! the recurrence token by token. One token alone is that recurrence, in place ([`mod@step`]).
 //!
-//! ```text
-//! p_t = S_{t-1}^T (a_t k_t)      r_t = S_{t-1}^T (a_t q_t)      a_t = exp(g_t)
-//! u_t = beta_t (v_t - p_t)       o_t = scale (r_t + (q_t . k_t) u_t)
-//! S_t = diag(a_t) S_{t-1} + k_t u_t^T
-//! ```
-//!
-//! One load, one store and four vector operations per element and token, of the 7 flops that the recurrence counts.
 //! Every column is computed in one order, whatever the number of threads.
 
+mod adjoint;
 mod backward;
+mod chunk;
 mod forward;
 mod lane;
+mod prefetch;
 mod real;
+mod rows;
+mod state;
+mod step;
 mod task;
+mod tile;
 
 pub(crate) use backward::backward;
 pub(crate) use forward::forward;
 pub(crate) use real::Real;
+pub(crate) use step::step;
 
-use ndarray::{Array3, Array4, ArrayView3, ArrayView4, ArrayViewD, Ix3, Ix4};
+use ndarray::{Array3, Array4, ArrayBase, ArrayView3, ArrayView4, ArrayViewD, Ix3, Ix4, IxDyn, RawData};
 
 /// The forward pass keeps the state before every so many tokens, where the backward pass starts again.
 pub(crate) const KEEP_EVERY: usize = 64;
@@ -71,9 +74,15 @@ impl<'a, T> Views<'a, T> {
             initial_state: initial_state.map(four),
         }
     }
+
+    /// `[B, HV, K, V]`.
+    pub fn state_shape(&self) -> [usize; 4] {
+        let (batch, _, value_heads, value_dim) = self.v.dim();
+        [batch, value_heads, self.q.dim().3, value_dim]
+    }
 }
 
 /// The view of a tensor with four axes.
-pub(crate) fn four<T>(view: ArrayViewD<T>) -> ArrayView4<T> {
+pub(crate) fn four<S: RawData>(view: ArrayBase<S, IxDyn>) -> ArrayBase<S, Ix4> {
     view.into_dimensionality::<Ix4>().expect("a checked shape")
 }

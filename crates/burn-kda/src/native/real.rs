@@ -9,11 +9,15 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
     /// roundings so far have left out, relative to the product, and goes into the next one.
     ///
     /// A decay near 1 is rounded to `1 - n 2^-24` in f32; without the carry, tokens with the same decay round the same
-    /// way, and a state that is kept for thousands of them decays at another rate.
-    fn decays<const FMA: bool>(g: &[Self], carry: &mut [Self], decay: &mut [Self]);
+    /// way, and a state that is kept for thousands of them decays at another rate. `rest` belongs to `g`: what the
+    /// rounding of a sum has left out.
+    fn decays<const FMA: bool>(g: &[Self], rest: &[Self], carry: &mut [Self], decay: &mut [Self]);
 
     /// A vector of the machine.
     type Vector<S: Simd>: Copy;
+
+    /// The numbers of some vectors.
+    fn scalars<S: Simd>(x: &[Self::Vector<S>]) -> &[Self];
 
     /// Numbers in a [`Vector`](Self::Vector).
     fn lanes<S: Simd>() -> usize;
@@ -29,6 +33,9 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
 
     /// `a + b`.
     fn vector_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+
+    /// `a - b`.
+    fn vector_sub<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
 
     /// `a b`.
     fn vector_mul<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
@@ -48,8 +55,13 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
 
 /// The vectors of one float type, by pulp's names for it.
 macro_rules! vectors {
-    ($vector:ident, $lanes:ident, $view:ident, $view_mut:ident, $splat:ident, $add:ident, $mul:ident, $fma:ident, $sum:ident) => {
+    ($vector:ident, $lanes:ident, $view:ident, $view_mut:ident, $splat:ident, $add:ident, $sub:ident, $mul:ident, $fma:ident, $sum:ident) => {
         type Vector<S: Simd> = S::$vector;
+
+        #[inline(always)]
+        fn scalars<S: Simd>(x: &[Self::Vector<S>]) -> &[Self] {
+            pulp::bytemuck::cast_slice(x)
+        }
 
         #[inline(always)]
         fn lanes<S: Simd>() -> usize {
@@ -74,6 +86,11 @@ macro_rules! vectors {
         #[inline(always)]
         fn vector_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S> {
             simd.$add(a, b)
+        }
+
+        #[inline(always)]
+        fn vector_sub<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S> {
+            simd.$sub(a, b)
         }
 
         #[inline(always)]
@@ -106,22 +123,27 @@ impl Real for f32 {
         as_mut_simd_f32s,
         splat_f32s,
         add_f32s,
+        sub_f32s,
         mul_f32s,
         mul_add_e_f32s,
         reduce_sum_f32s
     );
 
     #[inline(always)]
-    fn decays<const FMA: bool>(g: &[f32], carry: &mut [f32], decay: &mut [f32]) {
-        for ((&g, carry), decay) in g.iter().zip(carry).zip(decay) {
+    fn decays<const FMA: bool>(g: &[f32], rest: &[f32], carry: &mut [f32], decay: &mut [f32]) {
+        for (((&g, &rest), carry), decay) in g.iter().zip(rest).zip(carry).zip(decay) {
             let (expm1, power) = expm1_and_power::<FMA>(g);
-            let want = expm1 + *carry;
+            // Of a decay that is 0 nothing is left out.
+            let want = expm1 + *carry + if g > LEAST { rest } else { 0.0 };
             let got = 1.0 + want;
             *carry = want - (got - 1.0); // exact: `got` is within a factor of 2 of 1
             *decay = got * power;
         }
     }
 }
+
+/// Its exponential is taken for 0.
+const LEAST: f32 = -88.0;
 
 /// `exp(x) = (1 + expm1) * power` with `power` a power of two (0 below the normal numbers, and at `-inf`).
 ///
@@ -135,7 +157,7 @@ fn expm1_and_power<const FMA: bool>(x: f32) -> (f32, f32) {
     const LN_2_LOW: f32 = -2.121_944_4e-4;
     const TAYLOR: [f32; 7] = [1.0 / 40320.0, 1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5];
 
-    let x = if x < -88.0 { -88.0 } else { x }; // keeps NaN
+    let x = if x < LEAST { LEAST } else { x }; // keeps NaN
     let shifted = x.fma::<FMA>(std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
     let r = (-n).fma::<FMA>(LN_2_LOW, (-n).fma::<FMA>(LN_2_HIGH, x));
@@ -152,13 +174,14 @@ impl Real for f64 {
         as_mut_simd_f64s,
         splat_f64s,
         add_f64s,
+        sub_f64s,
         mul_f64s,
         mul_add_e_f64s,
         reduce_sum_f64s
     );
 
     #[inline(always)]
-    fn decays<const FMA: bool>(g: &[f64], _: &mut [f64], decay: &mut [f64]) {
+    fn decays<const FMA: bool>(g: &[f64], _: &[f64], _: &mut [f64], decay: &mut [f64]) {
         for (&g, decay) in g.iter().zip(decay) {
             *decay = g.exp();
         }
@@ -171,7 +194,7 @@ mod tests {
 
     fn decays(g: &[f32]) -> Vec<f32> {
         let (mut carry, mut decay) = (vec![0.0; g.len()], vec![0.0; g.len()]);
-        f32::decays::<false>(g, &mut carry, &mut decay);
+        f32::decays::<false>(g, &vec![0.0; g.len()], &mut carry, &mut decay);
         decay
     }
 
@@ -197,7 +220,7 @@ mod tests {
             let (mut carry, mut decay) = ([0.0], [0.0]);
             let mut product = 0.0;
             for _ in 0..10_000 {
-                f32::decays::<false>(&[g], &mut carry, &mut decay);
+                f32::decays::<false>(&[g], &[0.0], &mut carry, &mut decay);
                 product += f64::from(decay[0]).ln();
             }
             let want = 1e4 * f64::from(g);

@@ -1,0 +1,249 @@
+//! What all columns of a state share for some tokens.
+//!
+//! With `a_t = exp(g_t)`, `A_{i,j} = a_{j+1} .. a_i` a product over channels' decays, `S` the state before the chunk:
+//!
+//! ```text
+//! u_i = beta_i (v_i - S^T (A_{i,-1} k_i) - sum_{j < i} (k_i . A_{i,j} k_j) u_j)
+//! o_i = scale  (      S^T (A_{i,-1} q_i) + sum_{j <= i} (q_i . A_{i,j} k_j) u_j)
+//! S  <- diag(A_{last,-1}) S + sum_j (A_{last,j} k_j) u_j^T
+//! ```
+//!
+//! No exponent is positive and nothing is divided, so that no decay is too strong.
+
+use ndarray::ArrayView1;
+use pulp::Simd;
+
+use super::Real;
+use super::rows::copy;
+use super::tile::{Pair, multiply};
+
+/// Tokens of a chunk.
+pub(super) const CHUNK: usize = 8;
+
+pub(super) struct Chunk<T> {
+    /// `K`, padded with channels of zeros.
+    width: usize,
+    /// Over the chunk.
+    pub decay: Vec<T>,
+    /// Keys, then scaled queries, times the decays up to their token, `[2 CHUNK, K]`.
+    pub reads: Vec<T>,
+    /// Keys times the decays after their token, `[CHUNK, K]`.
+    pub writes: Vec<T>,
+    /// `-k_i . A_{i,j} k_j` for `j < i`.
+    pub meet: [[T; CHUNK]; CHUNK],
+    /// The same times `beta_i`.
+    erase: [[T; CHUNK]; CHUNK],
+    /// `scale q_i . A_{i,j} k_j` for `j <= i`.
+    pub see: [[T; CHUNK]; CHUNK],
+    pub beta: [T; CHUNK],
+    pub tokens: usize,
+    /// Of one token.
+    rows: [Vec<T>; 8],
+}
+
+/// One token of the inputs of one head.
+pub(super) struct Token<'a, T> {
+    pub q: ArrayView1<'a, T>,
+    pub k: ArrayView1<'a, T>,
+    pub g: ArrayView1<'a, T>,
+    pub beta: T,
+}
+
+impl<T: Real> Chunk<T> {
+    /// `width` is a multiple of [`WIDTH`](super::tile::width).
+    pub fn new(width: usize) -> Self {
+        let rows = |rows: usize| vec![T::zero(); rows * width];
+        Self {
+            width,
+            decay: rows(1),
+            reads: rows(2 * CHUNK),
+            writes: rows(CHUNK),
+            meet: [[T::zero(); CHUNK]; CHUNK],
+            erase: [[T::zero(); CHUNK]; CHUNK],
+            see: [[T::zero(); CHUNK]; CHUNK],
+            beta: [T::zero(); CHUNK],
+            tokens: 0,
+            rows: std::array::from_fn(|_| rows(1)),
+        }
+    }
+
+    /// Of at most [`CHUNK`] tokens.
+    #[inline(always)]
+    pub fn prepare<'a, S: Simd, const FMA: bool>(
+        &mut self,
+        simd: S,
+        tokens: impl Iterator<Item = Token<'a, T>>,
+        scale: T,
+        carry: &mut [T],
+    ) where
+        T: 'a,
+    {
+        let width = self.width;
+        let [q_row, k_row, g_row, a, total, rest, carry_within, zero] = &mut self.rows;
+        for sum in [&mut *total, &mut *rest, &mut *carry_within] {
+            sum.fill(T::zero());
+        }
+        self.decay.fill(T::one());
+        self.meet = [[T::zero(); CHUNK]; CHUNK];
+        self.erase = [[T::zero(); CHUNK]; CHUNK];
+        self.see = [[T::zero(); CHUNK]; CHUNK];
+        self.beta = [T::zero(); CHUNK];
+        self.tokens = 0;
+        let vectors = T::vectors::<S>;
+        let scale_all = T::splat(simd, scale);
+        for (n, token) in tokens.enumerate() {
+            let (q, k, g) = (row(&token.q, q_row), row(&token.k, k_row), row(&token.g, g_row));
+            T::decays::<FMA>(g, zero, carry_within, a);
+            let (q, k, g, a) = (vectors(q), vectors(k), vectors(g), vectors(a));
+            let (keys, queries) = self.reads.split_at_mut(CHUNK * width);
+            let by_key = T::vectors_mut::<S>(&mut keys[n * width..][..width]);
+            let by_query = T::vectors_mut::<S>(&mut queries[n * width..][..width]);
+            let sums = T::vectors_mut::<S>(total).iter_mut().zip(T::vectors_mut::<S>(rest));
+            let decay = T::vectors_mut::<S>(&mut self.decay);
+            let mut qk = T::splat(simd, T::zero());
+            for (((((total, rest), decay), (by_key, by_query)), (&k, &q)), (&a, &g)) in
+                sums.zip(decay).zip(by_key.iter_mut().zip(by_query)).zip(k.iter().zip(q)).zip(a.iter().zip(g))
+            {
+                let (sum, error) = two_sum::<S, T>(simd, *total, g);
+                (*total, *rest) = (sum, T::vector_add(simd, *rest, error));
+                *decay = T::vector_mul(simd, *decay, a);
+                *by_key = T::vector_mul(simd, *decay, k);
+                *by_query = T::vector_mul(simd, *decay, T::vector_mul(simd, q, scale_all));
+                qk = T::vector_mul_add(simd, q, k, qk);
+            }
+            self.see[n][n] = scale * T::total(simd, qk);
+            let (before, this) = self.writes.split_at_mut(n * width);
+            let mut pairs = before.chunks_exact_mut(2 * width);
+            let mut j = 0;
+            for pair in &mut pairs {
+                let (first, second) = pair.split_at_mut(width);
+                let writes = [T::vectors_mut::<S>(first), T::vectors_mut::<S>(second)];
+                for [by_key, by_query] in decayed::<S, T, 2>(simd, writes, a, [k, q]) {
+                    (self.meet[n][j], self.erase[n][j]) = (-by_key, -token.beta * by_key);
+                    self.see[n][j] = scale * by_query;
+                    j += 1;
+                }
+            }
+            let last = pairs.into_remainder();
+            if !last.is_empty() {
+                let [[by_key, by_query]] = decayed::<S, T, 1>(simd, [T::vectors_mut::<S>(last)], a, [k, q]);
+                (self.meet[n][j], self.erase[n][j]) = (-by_key, -token.beta * by_key);
+                self.see[n][j] = scale * by_query;
+            }
+            T::vectors_mut::<S>(&mut this[..width]).copy_from_slice(k);
+            self.beta[n] = token.beta;
+            self.tokens = n + 1;
+        }
+        // What tokens are missing of a chunk read and write nothing.
+        for rows in [&mut self.writes[..], &mut self.reads[..CHUNK * width]] {
+            rows[self.tokens * width..].fill(T::zero());
+        }
+        self.reads[(CHUNK + self.tokens) * width..].fill(T::zero());
+        T::decays::<FMA>(total, rest, carry, &mut self.decay);
+    }
+
+    /// The writes of a block of columns from its state before the chunk and its values, and its outputs.
+    #[inline(always)]
+    pub fn solve<S: Simd>(
+        &self,
+        simd: S,
+        block: &[Pair<T::Vector<S>>],
+        v: impl Fn(usize) -> [T::Vector<S>; 2],
+        mut o: impl FnMut(usize, [T::Vector<S>; 2]),
+    ) -> [Pair<T::Vector<S>>; CHUNK] {
+        let zero = T::splat(simd, T::zero());
+        let read = self.read(simd, block);
+        let mut u = [Pair([zero; 2]); CHUNK];
+        for m in 0..2 {
+            let mut write = [zero; CHUNK];
+            for i in 0..CHUNK {
+                let error = T::vector_sub(simd, v(i)[m], read[i].0[m]);
+                write[i] = T::vector_mul(simd, T::splat(simd, self.beta[i]), error);
+            }
+            for j in 0..CHUNK {
+                for i in j + 1..CHUNK {
+                    write[i] = T::vector_mul_add(simd, T::splat(simd, self.erase[i][j]), write[j], write[i]);
+                }
+            }
+            for i in 0..CHUNK {
+                u[i].0[m] = write[i];
+            }
+        }
+        for i in 0..self.tokens {
+            let mut out = read[CHUNK + i];
+            // No others, whatever they are: a NaN passes on to later tokens only.
+            for (&u, &see) in u.iter().zip(&self.see[i][..=i]) {
+                out = out.add::<S, T>(simd, see, u);
+            }
+            o(i, out.0);
+        }
+        u
+    }
+
+    /// What the tokens predict and read from the state before the chunk, in tiles as large as the registers take.
+    #[inline(always)]
+    fn read<S: Simd>(&self, simd: S, block: &[Pair<T::Vector<S>>]) -> [Pair<T::Vector<S>>; 2 * CHUNK] {
+        let mut read = [Pair([T::splat(simd, T::zero()); 2]); 2 * CHUNK];
+        let rows = |start: usize| &self.reads[start * self.width..];
+        if S::REGISTER_COUNT >= 32 {
+            read[..8].copy_from_slice(&multiply::<S, T, 8>(simd, rows(0), self.width, block));
+            read[8..].copy_from_slice(&multiply::<S, T, 8>(simd, rows(8), self.width, block));
+        } else {
+            read[..6].copy_from_slice(&multiply::<S, T, 6>(simd, rows(0), self.width, block));
+            read[6..11].copy_from_slice(&multiply::<S, T, 5>(simd, rows(6), self.width, block));
+            read[11..].copy_from_slice(&multiply::<S, T, 5>(simd, rows(11), self.width, block));
+        }
+        read
+    }
+}
+
+/// `a + b` as it is rounded, and what the rounding leaves out (Knuth).
+#[inline(always)]
+fn two_sum<S: Simd, T: Real>(simd: S, a: T::Vector<S>, b: T::Vector<S>) -> (T::Vector<S>, T::Vector<S>) {
+    let (add, sub) = (T::vector_add::<S>, T::vector_sub::<S>);
+    let sum = add(simd, a, b);
+    let b_rounded = sub(simd, sum, a);
+    let a_rounded = sub(simd, sum, b_rounded);
+    (sum, add(simd, sub(simd, a, a_rounded), sub(simd, b, b_rounded)))
+}
+
+/// Lets `N` rows decay by `a`; the products of each with `other`.
+#[inline(always)]
+fn decayed<S: Simd, T: Real, const N: usize>(
+    simd: S,
+    mut rows: [&mut [T::Vector<S>]; N],
+    a: &[T::Vector<S>],
+    other: [&[T::Vector<S>]; 2],
+) -> [[T; 2]; N] {
+    let mut sums = [[T::splat(simd, T::zero()); 2]; N];
+    let [keys, queries] = other;
+    for row in &mut rows {
+        *row = &mut std::mem::take(row)[..a.len()];
+    }
+    for (c, ((&a, &k), &q)) in a.iter().zip(keys).zip(queries).enumerate() {
+        for n in 0..N {
+            let x = T::vector_mul(simd, rows[n][c], a);
+            rows[n][c] = x;
+            sums[n] = [T::vector_mul_add(simd, x, k, sums[n][0]), T::vector_mul_add(simd, x, q, sums[n][1])];
+        }
+    }
+    let mut totals = [[T::zero(); 2]; N];
+    for n in 0..N {
+        for i in 0..2 {
+            totals[n][i] = T::total(simd, sums[n][i]);
+        }
+    }
+    totals
+}
+
+/// A row as it lies in memory, or padded with zeros in `buffer`.
+#[inline(always)]
+fn row<'a, T: Real>(from: &ArrayView1<'a, T>, buffer: &'a mut [T]) -> &'a [T] {
+    match from.to_slice() {
+        Some(row) if row.len() == buffer.len() => row,
+        _ => {
+            copy(*from, &mut buffer[..from.len()]);
+            buffer
+        }
+    }
+}

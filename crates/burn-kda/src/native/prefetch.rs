@@ -1,0 +1,19 @@
+//! Memory on its way before it is needed.
+
+use ndarray::ArrayView1;
+
+/// Asks for a row: rows of one head lie too far apart for the machine to see what comes next.
+#[inline(always)]
+#[allow(unsafe_code)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+pub(super) fn prefetch<T>(row: ArrayView1<T>) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(row) = row.to_slice() {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        for line in row.chunks(64 / size_of::<T>()) {
+            // SAFETY: every x86-64 has the instruction; it is a hint that changes no value and never faults, and `line` is
+            // borrowed memory.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! One token: the state is changed where it lies, read once from memory and once more from cache.
+
+use ndarray::{Array4, ArrayView1, ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, Axis, s};
+use pulp::{Arch, Simd, WithSimd};
+
+use super::forward::{SMALL, cut, run_all};
+use super::prefetch::prefetch;
+use super::rows::{copy, paste};
+use super::{Real, Views};
+
+/// Rows of a state that are passed together, sharing the loads of what all rows have in common.
+const ROWS: usize = 4;
+
+/// Output `[B, 1, HV, V]`; takes the state to the next one. Views of a single token.
+pub(crate) fn step<T: Real>(inputs: &Views<T>, mut state: ArrayViewMut4<T>, scale: f64) -> Array4<T> {
+    let (batch, _, heads, key_dim) = inputs.q.dim();
+    let (_, _, value_heads, value_dim) = inputs.v.dim();
+    let (lanes, group) = (batch * value_heads, value_heads / heads);
+    let mut o = Array4::zeros([batch, 1, value_heads, value_dim]);
+    let states = cut(state.view_mut(), Axis(0), 1).flat_map(|x| cut(x, Axis(1), 1));
+    let mut steps = (0..lanes).zip(o.rows_mut()).zip(states).map(|((lane, o), state)| {
+        let (b, hv) = (lane / value_heads, lane % value_heads);
+        Step {
+            q: inputs.q.slice(s![b, 0, hv / group, ..]),
+            k: inputs.k.slice(s![b, 0, hv / group, ..]),
+            v: inputs.v.slice(s![b, 0, hv, ..]),
+            g: inputs.g.slice(s![b, 0, hv, ..]),
+            beta: inputs.beta[[b, 0, hv]],
+            scale: T::from(scale).expect("a float"),
+            o,
+            state: state.slice_move(s![0, 0, .., ..]),
+        }
+    });
+    let work = lanes * key_dim * value_dim;
+    let parts = if work < SMALL { 1 } else { 4 * rayon::current_num_threads() };
+    let size = lanes.div_ceil(parts);
+    let groups: Vec<_> = (0..lanes.div_ceil(size)).map(|_| Steps(steps.by_ref().take(size).collect())).collect();
+    drop(steps);
+    run_all(groups, work, |group| Arch::new().dispatch(group));
+    o
+}
+
+/// Of one head.
+struct Step<'a, T> {
+    /// `[K]`.
+    q: ArrayView1<'a, T>,
+    k: ArrayView1<'a, T>,
+    /// `[V]`.
+    v: ArrayView1<'a, T>,
+    /// `[K]`.
+    g: ArrayView1<'a, T>,
+    beta: T,
+    scale: T,
+    /// `[V]`.
+    o: ArrayViewMut1<'a, T>,
+    /// `[K, V]`.
+    state: ArrayViewMut2<'a, T>,
+}
+
+/// Of one thread.
+struct Steps<'a, T>(Vec<Step<'a, T>>);
+
+impl<T: Real> WithSimd for Steps<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        if S::IS_SCALAR { self.go::<S, false>(simd) } else { self.go::<S, true>(simd) }
+    }
+}
+
+impl<T: Real> Steps<'_, T> {
+    #[inline(always)]
+    fn go<S: Simd, const FMA: bool>(mut self, simd: S) {
+        let (key_dim, value_dim) = self.0[0].state.dim();
+        let mut token = Token::new(key_dim.next_multiple_of(ROWS), value_dim.next_multiple_of(T::lanes::<S>()));
+        let mut padded = Vec::new();
+        let mut steps = &mut self.0[..];
+        while let Some((step, others)) = steps.split_first_mut() {
+            token.prepare::<FMA>(step);
+            let next = others.first().map(|next| next.state.view());
+            let ahead = |d: usize| {
+                if let Some(state) = next.filter(|_| d < key_dim) {
+                    prefetch(state.row(d));
+                }
+            };
+            let whole = token.decay.len() == key_dim && token.u.len() == value_dim;
+            match step.state.as_slice_mut().filter(|_| whole) {
+                Some(state) => token.take::<S>(simd, state, ahead),
+                None => {
+                    padded.clear();
+                    padded.resize(token.decay.len() * token.u.len(), T::zero());
+                    for (row, padded) in step.state.rows().into_iter().zip(padded.chunks_exact_mut(token.u.len())) {
+                        copy(row, &mut padded[..value_dim]);
+                    }
+                    token.take::<S>(simd, &mut padded, ahead);
+                    for (row, padded) in step.state.rows_mut().into_iter().zip(padded.chunks_exact(token.u.len())) {
+                        paste(&padded[..value_dim], row);
+                    }
+                }
+            }
+            paste(&token.o[..value_dim], step.o.view_mut());
+            steps = others;
+        }
+    }
+}
+
+/// What the rows of a state share, padded with zeros.
+struct Token<T> {
+    beta: T,
+    /// `scale q . k`.
+    see: T,
+    /// `[K]`.
+    decay: Vec<T>,
+    /// What the rounding of the decay leaves out, times the decay: the next call knows nothing of it.
+    rest: Vec<T>,
+    k: Vec<T>,
+    q: Vec<T>,
+    g: Vec<T>,
+    k_decayed: Vec<T>,
+    /// Scaled.
+    q_decayed: Vec<T>,
+    zero: Vec<T>,
+    /// Values, then writes, `[V]`.
+    u: Vec<T>,
+    predicted: Vec<T>,
+    o: Vec<T>,
+}
+
+impl<T: Real> Token<T> {
+    fn new(key_dim: usize, value_dim: usize) -> Self {
+        let keys = || vec![T::zero(); key_dim];
+        let values = || vec![T::zero(); value_dim];
+        Self {
+            beta: T::zero(),
+            see: T::zero(),
+            decay: keys(),
+            rest: keys(),
+            k: keys(),
+            q: keys(),
+            g: keys(),
+            k_decayed: keys(),
+            q_decayed: keys(),
+            zero: keys(),
+            u: values(),
+            predicted: values(),
+            o: values(),
+        }
+    }
+
+    #[inline(always)]
+    fn prepare<const FMA: bool>(&mut self, step: &Step<T>) {
+        copy(step.q, &mut self.q[..step.q.len()]);
+        copy(step.k, &mut self.k[..step.k.len()]);
+        copy(step.g, &mut self.g[..step.g.len()]);
+        copy(step.v, &mut self.u[..step.v.len()]);
+        self.rest.fill(T::zero());
+        T::decays::<FMA>(&self.g, &self.zero, &mut self.rest, &mut self.decay);
+        self.beta = step.beta;
+        self.see = T::zero();
+        for (d, &decay) in self.decay.iter().enumerate() {
+            let (k, q) = (self.k[d], self.q[d] * step.scale);
+            self.rest[d] = self.rest[d] * decay;
+            self.k_decayed[d] = decay * k;
+            self.q_decayed[d] = decay * q;
+            self.see = self.see + q * k;
+        }
+        self.predicted.fill(T::zero());
+        self.o.fill(T::zero());
+    }
+
+    /// Takes the state `[K, V]` to the next one; `ahead` is told each row that is read.
+    #[inline(always)]
+    fn take<S: Simd>(&mut self, simd: S, state: &mut [T], ahead: impl Fn(usize)) {
+        let value_dim = self.u.len();
+        let predicted = T::vectors_mut::<S>(&mut self.predicted);
+        let o = T::vectors_mut::<S>(&mut self.o);
+        let u = T::vectors_mut::<S>(&mut self.u);
+
+        let coefficients = self.k_decayed.as_chunks::<ROWS>().0.iter().zip(self.q_decayed.as_chunks::<ROWS>().0);
+        for (i, (rows, (k, q))) in state.chunks_exact(ROWS * value_dim).zip(coefficients).enumerate() {
+            (i * ROWS..(i + 1) * ROWS).for_each(&ahead);
+            let mut split = [T::vectors::<S>(rows); ROWS];
+            for (r, row) in split.iter_mut().enumerate() {
+                *row = &row[r * u.len()..][..u.len()];
+            }
+            let (k, q) = (splat(simd, k), splat(simd, q));
+            for (c, (predicted, o)) in predicted.iter_mut().zip(o.iter_mut()).enumerate() {
+                let mut sums = [*predicted, *o];
+                for r in 0..ROWS {
+                    let x = split[r][c];
+                    sums = [T::vector_mul_add(simd, k[r], x, sums[0]), T::vector_mul_add(simd, q[r], x, sums[1])];
+                }
+                [*predicted, *o] = sums;
+            }
+        }
+        let (beta, see) = (T::splat(simd, self.beta), T::splat(simd, self.see));
+        for ((u, &predicted), o) in u.iter_mut().zip(&*predicted).zip(o) {
+            *u = T::vector_mul(simd, beta, T::vector_sub(simd, *u, predicted));
+            *o = T::vector_mul_add(simd, see, *u, *o);
+        }
+        let coefficients = self.decay.iter().zip(&self.rest).zip(&self.k);
+        // From the end, which is still in the first cache.
+        for (row, ((&decay, &rest), &k)) in state.chunks_exact_mut(value_dim).zip(coefficients).rev() {
+            let (decay, rest, k) = (T::splat(simd, decay), T::splat(simd, rest), T::splat(simd, k));
+            for (x, &u) in T::vectors_mut::<S>(row).iter_mut().zip(&*u) {
+                let write = T::vector_mul_add(simd, rest, *x, T::vector_mul(simd, k, u));
+                *x = T::vector_mul_add(simd, decay, *x, write);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn splat<S: Simd, T: Real>(simd: S, x: &[T; ROWS]) -> [T::Vector<S>; ROWS] {
+    let mut vectors = [T::splat(simd, T::zero()); ROWS];
+    for (vector, &x) in vectors.iter_mut().zip(x) {
+        *vector = T::splat(simd, x);
+    }
+    vectors
+}
