@@ -175,17 +175,25 @@ mutant inverse_to_first_order plain/intra.rs \
 mutant output_cotangent_not_scaled plain/backward.rs \
     'Some(d_o) => d_o * scale,' 'Some(d_o) => d_o,'
 mutant output_cotangent_ignored backends/autodiff.rs \
-    'filter(|d_o| d_o.shape() == output)' 'filter(|d_o| d_o.shape() != output)'
+    'let cotangents = std::array::from_fn(|_| all.next().flatten());' \
+    'let cotangents = std::array::from_fn(|n| all.next().flatten().filter(|_| M == 1 || n > 0));'
 mutant final_state_cotangent_ignored backends/autodiff.rs \
-    'expect("no panic while the lock is held").take()' 'expect("no panic while the lock is held").take().filter(|_| false)'
+    'let cotangents = std::array::from_fn(|_| all.next().flatten());' \
+    'let cotangents = std::array::from_fn(|n| all.next().flatten().filter(|_| n == 0));'
 mutant final_state_adds_to_the_output_cotangent backends/autodiff.rs \
-    'B::float_zeros([1; 4]' 'B::float_ones([1; 4]'
+    'B::float_zeros(shape, &cotangent.device(), dtype.into())' \
+    'B::float_ones(shape, &cotangent.device(), dtype.into())'
 mutant initial_state_gradient_dropped backends/autodiff.rs \
-    '.zip([q, k, v, g, beta, initial_state])' '.zip([q, k, v, g, beta, MaybeTensor::None])'
+    'beta, initial_state: initial }' \
+    'beta, initial_state: initial && false }'
 mutant saved_queries_and_keys_swapped backends/autodiff.rs \
-    'let [q, k, v, g, beta] = inputs.map(|id|' 'let [k, q, v, g, beta] = inputs.map(|id|'
+    'let [q, k, v, g, beta] = [q, k, v, g, beta].map(given);
+        let inputs' \
+    'let [k, q, v, g, beta] = [q, k, v, g, beta].map(given);
+        let inputs'
 mutant gradients_of_queries_and_keys_swapped backends/autodiff.rs \
-    '.zip([q, k, v, g,' '.zip([k, q, v, g,'
+    '[q, k, v, g, beta, initial_state].map(MaybeTensor::into_option)' \
+    '[k, q, v, g, beta, initial_state].map(MaybeTensor::into_option)'
 mutant state_cotangent_does_not_decay plain/backward.rs \
     'chunk.decay.apply(d_after) + d_before' 'd_after + d_before'
 mutant state_cotangent_without_the_queries plain/backward.rs \
