@@ -294,7 +294,7 @@ where
         })
         .collect();
     let all: Vec<_> = [output].into_iter().chain(others).collect();
-    all.try_into().ok().expect("as many outputs")
+    all.try_into().expect("as many outputs")
 }
 
 /// An output after the first. It depends on the inputs only by way of the function's node, which runs after this one.
