@@ -36,7 +36,7 @@ pub(crate) fn convolution_gradients(
     let client = x.client.clone();
     let bias_dtype = bias.as_ref().map_or(weight.dtype, |bias| bias.dtype);
     let dtypes = [x.dtype, weight.dtype, bias_dtype, params.dtype].map(float);
-    let tensors = [&x, &weight, &d_x, &sums].into_iter().chain(&state).chain(&d_y).chain(&d_next);
+    let tensors = [&x, &weight, &d_x, &sums].into_iter().chain(&state).chain(&d_y).chain(&d_next).chain(&d_state);
     let (count, units) = grid(&client, spans * heads, plan.units);
     convolution_gradients_kernel::launch(
         &client,
