@@ -39,14 +39,8 @@ pub(super) fn convolution(
     state: MaybeTensor<Cube>,
     params: ConvParams,
 ) -> (FloatTensor<Cube>, FloatTensor<Cube>) {
-    let [batch, time, channels] = x.shape().dims();
-    let [_, _, width] = weight.shape().dims();
-    let (heads, dim) = heads(channels, params);
-    let plan = client([&x, &weight].into_iter().chain(some(&bias)))
-        .filter(|_| (2..=WIDTH).contains(&width) && has_kernels(params.dtype))
-        .and_then(|client| HeadPlan::new([batch, time, heads, dim], 0, 1, client.properties()));
-    match plan {
-        Some(plan) => <Cube as LayerOps>::convolution(x, weight, bias, state, params, [heads, dim], plan),
+    match convolution_plan(&x, &weight, &bias, params, |_| 0, 1) {
+        Some((heads, plan)) => <Cube as LayerOps>::convolution(x, weight, bias, state, params, heads, plan),
         None => plain_convolution(x, weight, bias, state, params),
     }
 }
@@ -60,19 +54,15 @@ pub(super) fn convolution_backward(
     [d_y, d_next]: [MaybeTensor<Cube>; 2],
     params: ConvParams,
 ) -> (FloatTensor<Cube>, FloatTensor<Cube>, MaybeTensor<Cube>, MaybeTensor<Cube>) {
-    let [batch, time, channels] = x.shape().dims();
-    let [_, _, width] = weight.shape().dims();
-    let (heads, dim) = heads(channels, params);
-    let plan = client([&x, &weight].into_iter().chain(some(&bias)))
-        .filter(|_| (2..=WIDTH).contains(&width) && has_kernels(params.dtype))
-        .and_then(|client| HeadPlan::new([batch, time, heads, dim], 2 * (width - 1), 2, client.properties()));
-    let Some(plan) = plan else {
+    let plan = convolution_plan(&x, &weight, &bias, params, |width| 2 * (width - 1), 2);
+    let Some((heads, plan)) = plan else {
         return plain_convolution_backward(x, weight, bias, state, [d_y, d_next], params);
     };
     let bias_dtype = some(&bias).map(|bias| bias.dtype());
-    let weight_dtype = weight.dtype();
+    let (weight_dtype, weight_dims) = (weight.dtype(), weight.shape().dims::<3>());
     let ConvGradients { x, sums, state } =
-        <Cube as LayerOps>::convolution_gradients(x, weight, bias, state, d_y, d_next, params, [heads, dim], plan);
+        <Cube as LayerOps>::convolution_gradients(x, weight, bias, state, d_y, d_next, params, heads, plan);
+    let [channels, _, width] = weight_dims;
     let sums = Cube::tensor::<3>(sums).sum_dim(0);
     let weight = sums.clone().slice_dim(1, 0..width).reshape([width, channels, 1]).permute([1, 2, 0]);
     let bias = bias_dtype.map(|dtype| sums.slice_dim(1, width..width + 1).reshape([channels]).cast(dtype));
@@ -169,10 +159,26 @@ pub(super) fn output_norm_backward(
     (d_o, Cube::primitive::<1>(d_weight), d_gate)
 }
 
-/// Heads of a convolution, and their channels.
-fn heads(channels: usize, params: ConvParams) -> (usize, usize) {
+/// Heads and their channels, and how they are given to cubes, where the tokens at a time need `more` rows and `sums` over
+/// the channels of each; none if there is no kernel for such a convolution.
+fn convolution_plan(
+    x: &FloatTensor<Cube>,
+    weight: &FloatTensor<Cube>,
+    bias: &MaybeTensor<Cube>,
+    params: ConvParams,
+    more: impl Fn(usize) -> usize,
+    sums: usize,
+) -> Option<([usize; 2], HeadPlan)> {
+    let [batch, time, channels] = x.shape().dims();
+    let [_, _, width] = weight.shape().dims();
     let dim = params.head_dim.unwrap_or(channels.min(CHANNELS));
-    (channels.div_ceil(dim), dim)
+    let heads = channels.div_ceil(dim);
+    let client = client([x, weight].into_iter().chain(some(bias)))?;
+    if !(2..=WIDTH).contains(&width) || !has_kernels(params.dtype) {
+        return None;
+    }
+    let plan = HeadPlan::new([batch, time, heads, dim], more(width), sums, client.properties())?;
+    Some(([heads, dim], plan))
 }
 
 /// Gradients of a convolution.

@@ -233,9 +233,7 @@ pub(crate) fn write_strength_kernel<X: Float>(
     factor: f32,
     #[define(X)] _dtype: ElemType,
 ) {
-    let (time, heads) = (logit.shape(1), logit.shape(2));
-    let position = ABSOLUTE_POS;
-    let (head, t, batch) = (position % heads, position / heads % time, position / heads / time);
+    let (batch, t, head) = place_of_unit(logit);
     if batch >= logit.shape(0) {
         terminate!();
     }
@@ -271,12 +269,18 @@ pub(crate) fn write_strength_gradient_kernel<X: Float>(
     factor: f32,
     #[define(X)] _dtype: ElemType,
 ) {
-    let (time, heads) = (logit.shape(1), logit.shape(2));
-    let position = ABSOLUTE_POS;
-    let (head, t, batch) = (position % heads, position / heads % time, position / heads / time);
+    let (batch, t, head) = place_of_unit(logit);
     if batch >= logit.shape(0) {
         terminate!();
     }
     let slope = factor * sigmoid_slope(beta_of(logit, batch, t, head));
     write_beta(d_logit, batch, t, head, slope * beta_of(d_beta, batch, t, head));
+}
+
+/// The number of a unit in a tensor `[B, T, HV]`; past its end for those that have none.
+#[cube]
+fn place_of_unit<X: Float>(x: &Tensor<X>) -> (usize, usize, usize) {
+    let (time, heads) = (x.shape(1), x.shape(2));
+    let row = ABSOLUTE_POS / heads;
+    (row / time, row % time, ABSOLUTE_POS % heads)
 }
