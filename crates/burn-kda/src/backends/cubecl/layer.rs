@@ -418,3 +418,6 @@ fn output_norm_gradient_specs(
     let sums = [layer::spans(batch, time) * heads, dim];
     (o.clone(), gate.clone(), TensorSpec::new(sums.into(), DType::F32))
 }
+
+#[cfg(all(test, feature = "fusion"))]
+mod tests;

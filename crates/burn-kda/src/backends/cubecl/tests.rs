@@ -1,104 +1,160 @@
-//! The same launches give the same bits with burn-fusion and past it. `BURN_DEVICE` names the device.
+//! The kernels by burn-fusion and past it, and by ways that this device would not choose. `BURN_DEVICE` names it.
 
-use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 
 use super::*;
+use crate::kernel::{ChunkPlan, Plan};
 use crate::ops::TensorBridge;
 
-/// Both at once: a tensor of the graph of fusion, and one of the same numbers outside of it.
-struct Pair {
+/// The same numbers twice: a tensor of the graph of fusion, and one outside of it.
+pub(super) struct Pair {
     fused: FloatTensor<Cube>,
     direct: FloatTensor<CubeBackend>,
 }
 
-fn pair<const D: usize>(shape: [usize; D], device: &Device, low: f64, high: f64) -> Pair {
+/// One of the two.
+pub(super) trait Side: Backend {
+    fn of(pair: &Pair) -> FloatTensor<Self>;
+
+    fn data(tensor: FloatTensor<Self>) -> TensorData {
+        burn::tensor::try_read_sync(Self::float_into_data(tensor)).expect("native").expect("data")
+    }
+}
+
+impl Side for Cube {
+    fn of(pair: &Pair) -> FloatTensor<Self> {
+        pair.fused.clone()
+    }
+}
+
+impl Side for CubeBackend {
+    fn of(pair: &Pair) -> FloatTensor<Self> {
+        pair.direct.clone()
+    }
+}
+
+/// None if the tests are to run without one.
+pub(super) fn device() -> Option<Device> {
+    std::env::var_os("BURN_DEVICE").map(|_| Device::default())
+}
+
+pub(super) fn pair<const D: usize>(shape: [usize; D], device: &Device, low: f64, high: f64) -> Pair {
     let x = Tensor::<D>::random(shape, Distribution::Uniform(low, high), device);
     let fused = Cube::primitive(x.clone());
     let direct = CubeBackend::float_from_data(x.into_data(), &fused.device());
     Pair { fused, direct }
 }
 
-fn data(direct: FloatTensor<CubeBackend>) -> TensorData {
-    burn::tensor::try_read_sync(CubeBackend::float_into_data(direct)).expect("native").expect("data")
+pub(super) fn properties(pair: &Pair) -> DeviceProperties {
+    pair.direct.client.properties().clone()
 }
 
-fn assert_same<const D: usize>(what: &str, fused: FloatTensor<Cube>, direct: FloatTensor<CubeBackend>) {
-    let (fused, direct) = (Cube::tensor::<D>(fused).into_data(), data(direct));
-    assert_eq!(fused.shape(), direct.shape(), "{what}");
-    assert!(fused.iter::<f32>().zip(direct.iter::<f32>()).all(|(a, b)| a.to_bits() == b.to_bits()), "{what}");
+pub(super) fn assert_same_bits(what: &str, fused: Vec<FloatTensor<Cube>>, direct: Vec<FloatTensor<CubeBackend>>) {
+    assert_eq!(fused.len(), direct.len(), "{what}");
+    for (n, (fused, direct)) in fused.into_iter().zip(direct).enumerate() {
+        let (fused, direct) = (Cube::data(fused), CubeBackend::data(direct));
+        assert_eq!(fused.shape(), direct.shape(), "{what}, result {n}");
+        let bits = |data: &TensorData| data.iter::<f32>().map(f32::to_bits).collect::<Vec<_>>();
+        assert_eq!(bits(&fused), bits(&direct), "{what}, result {n}");
+    }
+}
+
+struct Case {
+    q: Pair,
+    k: Pair,
+    v: Pair,
+    g: Pair,
+    beta: Pair,
+    state: Pair,
+    d_o: Pair,
+    dims: Dims,
+}
+
+impl Case {
+    fn new([batch, time, heads, value_heads, key_dim, value_dim]: [usize; 6], device: &Device) -> Self {
+        let [q, k] = [(); 2].map(|()| pair([batch, time, heads, key_dim], device, -0.5, 0.5));
+        let [v, d_o] = [(); 2].map(|()| pair([batch, time, value_heads, value_dim], device, -1.0, 1.0));
+        Self {
+            q,
+            k,
+            v,
+            g: pair([batch, time, value_heads, key_dim], device, -2.0, 0.0),
+            beta: pair([batch, time, value_heads], device, 0.0, 1.0),
+            state: pair([batch, value_heads, key_dim, value_dim], device, -1.0, 1.0),
+            d_o,
+            dims: Dims::new([batch, time, heads, key_dim], [batch, time, value_heads, value_dim]),
+        }
+    }
+
+    fn inputs<B: Side>(&self) -> KdaTensors<B> {
+        let Self { q, k, v, g, beta, .. } = self;
+        KdaTensors { q: B::of(q), k: B::of(k), v: B::of(v), g: B::of(g), beta: B::of(beta) }
+    }
+
+    /// Output, final state and all gradients.
+    fn results<B: Side + KernelOps>(&self, forward: ForwardPlan, backward: BackwardPlan) -> Vec<FloatTensor<B>> {
+        let state = || MaybeTensor::Some(B::of(&self.state));
+        let (o, final_state, kept) = B::forward(self.inputs(), state(), 0.3, true, forward);
+        let wanted = WantedGradients { q: true, k: true, v: true, g: true, beta: true, initial_state: true };
+        let d_o = MaybeTensor::Some(B::of(&self.d_o));
+        let gradients = B::backward(self.inputs(), state(), kept, d_o, state(), 0.3, wanted, backward);
+        let KdaGradients { q, k, v, g, beta, initial_state } = gradients;
+        let gradients = [q, k, v, g, beta, initial_state].map(|x| x.into_option().expect("wanted"));
+        [o, final_state].into_iter().chain(gradients).collect()
+    }
+
+    fn assert_same_by_fusion(&self, forward: ForwardPlan, backward: BackwardPlan) {
+        let (fused, direct) = (self.results::<Cube>(forward, backward), self.results::<CubeBackend>(forward, backward));
+        assert_same_bits(&format!("{:?}", self.dims), fused, direct);
+    }
 }
 
 #[test]
 fn fusion_changes_no_bit() {
-    if std::env::var_os("BURN_DEVICE").is_none() {
-        return;
+    let Some(device) = device() else { return };
+    for sizes in [[1, 1, 2, 2, 16, 16], [2, 75, 1, 2, 24, 16], [1, 130, 2, 2, 16, 9]] {
+        let case = Case::new(sizes, &device);
+        let properties = properties(&case.q);
+        let forward = ForwardPlan::recurrent(case.dims, &properties).expect("a plan");
+        let backward = BackwardPlan::new(case.dims, false, &properties).expect("a plan");
+        case.assert_same_by_fusion(forward, backward);
     }
-    let device = Device::default();
-    for (batch, time, heads, group, key_dim, value_dim) in
-        [(1, 1, 2, 1, 16, 16), (2, 75, 1, 2, 20, 24), (1, 130, 2, 1, 16, 9)]
-    {
-        let (q_shape, hv) = ([batch, time, heads, key_dim], heads * group);
-        let [q, k] = [q_shape, q_shape].map(|shape| pair(shape, &device, -0.5, 0.5));
-        let v = pair([batch, time, hv, value_dim], &device, -1.0, 1.0);
-        let g = pair([batch, time, hv, key_dim], &device, -2.0, 0.0);
-        let beta = pair([batch, time, hv], &device, 0.0, 1.0);
-        let state = pair([batch, hv, key_dim, value_dim], &device, -1.0, 1.0);
-        let d_o = pair([batch, time, hv, value_dim], &device, -1.0, 1.0);
-        let what = format!("B {batch}, T {time}, H {heads}, HV {hv}, K {key_dim}, V {value_dim}");
+}
 
-        macro_rules! inputs {
-            ($side:ident) => {
-                KdaTensors {
-                    q: q.$side.clone(),
-                    k: k.$side.clone(),
-                    v: v.$side.clone(),
-                    g: g.$side.clone(),
-                    beta: beta.$side.clone(),
-                }
-            };
-        }
-        let properties = client([&q.fused]).expect("kernels").properties().clone();
-        let dims = dims::<Cube>(&inputs!(fused));
-        for tensor_cores in [false, true] {
-            let plan = ForwardPlan::new(dims, tensor_cores, &properties).expect("a plan");
-            let fused =
-                <Cube as KernelOps>::forward(inputs!(fused), MaybeTensor::Some(state.fused.clone()), 0.3, true, plan);
-            let direct = <CubeBackend as KernelOps>::forward(
-                inputs!(direct),
-                MaybeTensor::Some(state.direct.clone()),
-                0.3,
-                true,
-                plan,
-            );
-            assert_same::<4>(&what, fused.0, direct.0);
-            assert_same::<4>(&what, fused.1, direct.1);
+/// Their units multiply as a tensor core would.
+#[test]
+fn fusion_changes_no_bit_of_the_chunk_form() {
+    let Some(device) = device() else { return };
+    let case = Case::new([1, 75, 2, 2, 16, 20], &device);
+    let plan = |of: fn(Dims, &DeviceProperties, bool) -> Option<ChunkPlan>| {
+        of(case.dims, &properties(&case.q), false).expect("a plan")
+    };
+    let forward = ForwardPlan::Chunk(plan(ChunkPlan::forward));
+    case.assert_same_by_fusion(forward, BackwardPlan::Chunk(forward, plan(ChunkPlan::backward)));
+}
 
-            let plan = BackwardPlan::new(dims, tensor_cores, &properties).expect("a plan");
-            let wanted = WantedGradients { q: true, k: true, v: true, g: true, beta: true, initial_state: true };
-            macro_rules! backward {
-                ($backend:ty, $side:ident, $kept:expr) => {
-                    <$backend as KernelOps>::backward(
-                        inputs!($side),
-                        MaybeTensor::Some(state.$side.clone()),
-                        $kept,
-                        MaybeTensor::Some(d_o.$side.clone()),
-                        MaybeTensor::None,
-                        0.3,
-                        wanted,
-                        plan,
-                    )
-                };
-            }
-            let (fused, direct) = (backward!(Cube, fused, fused.2), backward!(CubeBackend, direct, direct.2));
-            let given = |x: MaybeTensor<Cube>| x.into_option().expect("wanted");
-            let given_direct = |x: MaybeTensor<CubeBackend>| x.into_option().expect("wanted");
-            assert_same::<4>(&what, given(fused.q), given_direct(direct.q));
-            assert_same::<4>(&what, given(fused.k), given_direct(direct.k));
-            assert_same::<4>(&what, given(fused.v), given_direct(direct.v));
-            assert_same::<4>(&what, given(fused.g), given_direct(direct.g));
-            assert_same::<3>(&what, given(fused.beta), given_direct(direct.beta));
-            assert_same::<4>(&what, given(fused.initial_state), given_direct(direct.initial_state));
+/// Burn reports no planes on a Vulkan device in software, which has them.
+#[test]
+fn planes_sum_as_shared_memory_does() {
+    let Some(device) = device() else { return };
+    let case = Case::new([2, 37, 2, 2, 128, 24], &device);
+    let properties = properties(&case.q);
+    let plan = Plan::new(case.dims, &properties).expect("a plan");
+    assert!(plan.slices > 1);
+    if plan.slices > properties.hardware.plane_size_min as usize {
+        return println!("skipped: planes of {} units", properties.hardware.plane_size_min);
+    }
+    let run = |planes: bool| {
+        let plan = ForwardPlan::Recurrent(Plan { planes, ..plan });
+        let state = MaybeTensor::Some(case.state.direct.clone());
+        let (o, final_state, _) = <CubeBackend as KernelOps>::forward(case.inputs(), state, 0.3, false, plan);
+        [o, final_state].map(CubeBackend::data)
+    };
+    for (by_plane, by_memory) in run(true).into_iter().zip(run(false)) {
+        let largest = by_memory.iter::<f32>().fold(0.0f32, |a, b| a.max(b.abs()));
+        for (a, b) in by_plane.iter::<f32>().zip(by_memory.iter::<f32>()) {
+            assert!((a - b).abs() <= 1e-6 * largest, "{a} and {b} of {largest}");
         }
     }
 }
