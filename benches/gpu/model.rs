@@ -1,6 +1,8 @@
 //! What the kernels cost at best on an H200: memory traffic, issued instructions and work of the tensor cores, counted
 //! from their source.
 
+mod layer;
+
 use std::fmt;
 
 use super::common::Shape;
@@ -232,4 +234,5 @@ pub fn print() {
             println!("| {shape:?} | {inputs} | {pass} | | | | {ms:.3} |");
         }
     }
+    layer::print();
 }
