@@ -1,4 +1,4 @@
-//! The FMA peak of one core: what no form can exceed.
+//! What no form can exceed: the FMA peak of one core, and the speed of a copy.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,6 +10,19 @@ const ROUNDS: usize = 2_000_000;
 /// GFLOP/s of fused multiply-adds in f32, two flops each, with the widest vectors the machine has.
 pub fn fma_gflops() -> f64 {
     (0..3).map(|_| measure()).fold(0.0, f64::max)
+}
+
+/// Seconds to read `numbers` of f32 and to write as many elsewhere, on one core.
+pub fn copy_seconds(numbers: usize) -> f64 {
+    let from = vec![1.0_f32; numbers];
+    let mut to = vec![0.0_f32; numbers];
+    let runs = (1 << 26) / numbers + 10;
+    let once = || {
+        let start = Instant::now();
+        black_box(&mut to[..]).copy_from_slice(black_box(&from));
+        start.elapsed().as_secs_f64()
+    };
+    std::iter::repeat_with(once).take(runs).fold(f64::INFINITY, f64::min)
 }
 
 fn measure() -> f64 {

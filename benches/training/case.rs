@@ -57,7 +57,7 @@ pub struct Case {
     pub runs: usize,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Measurement {
     /// The fastest run, and the peak of all where the system tells.
     Done { seconds: f64, mib: Option<f64> },

@@ -10,8 +10,10 @@
 mod case;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/plot.rs"]
 mod plot;
 
+use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -19,7 +21,7 @@ use clap::Parser;
 
 use case::{Backend, Case, LIMIT_GIB, Measurement, Pass};
 use common::Shape;
-use plot::Curve;
+use plot::{Curve, Panel};
 
 /// Time and memory of a forward and backward pass on the CPU backends.
 #[derive(Parser)]
@@ -30,6 +32,9 @@ struct Args {
     /// Draw the node's time and memory against T, as SVG
     #[arg(long)]
     plot: Option<PathBuf>,
+    /// Record all measurements
+    #[arg(long)]
+    json: Option<PathBuf>,
     /// One measurement, in the process that makes it
     #[arg(long, hide = true)]
     case: Option<String>,
@@ -55,25 +60,46 @@ fn main() -> Result<()> {
     };
     println!("| device | (B, T, H, K, V) | mode | ms | MiB | time / node | memory / node | (fwd + bwd) / fwd |");
     println!("|---|---|---|---:|---:|---:|---:|---:|");
+    let mut all = Vec::new();
     for backend in Backend::ALL {
         for (shape, runs) in shapes {
-            compare(backend, shape, runs)?;
+            compare(backend, shape, runs, &mut all)?;
         }
     }
 
     let unit = if args.quick { 16 } else { 1024 };
     println!("\nThe node, forward and backward, at (1, T, 8, 64, 64):\n");
     println!("| device | T | ms | MiB | us per token | KiB per token |\n|---|---:|---:|---:|---:|---:|");
-    let mut curves = Vec::new();
+    let mut series = Vec::new();
     for backend in Backend::ALL {
-        curves.push(Curve { label: format!("{backend:?}"), points: series(backend, unit)? });
+        series.push((backend, against_time(backend, unit, &mut all)?));
     }
-    args.plot.map_or(Ok(()), |path| plot::write_svg(&path, &curves))
+    if let Some(path) = args.plot {
+        let panel = |y: &'static str, of: fn(&Measurement) -> Option<f64>| {
+            let points = |measured: &[(usize, Measurement)]| {
+                measured.iter().filter_map(|(time, measured)| Some((*time as f64, of(measured)?))).collect()
+            };
+            let curve = |(backend, measured): &(Backend, Vec<_>)| Curve {
+                label: format!("{backend:?}"),
+                points: points(measured),
+            };
+            Panel { x: "T", y, curves: series.iter().map(curve).collect() }
+        };
+        let panels = [panel("seconds", Measurement::seconds), panel("peak memory, MiB", Measurement::mib)];
+        plot::write_svg(&path, &panels)?;
+    }
+    if let Some(path) = args.json {
+        fs::write(path, serde_json::to_string_pretty(&all)?)?;
+    }
+    Ok(())
 }
 
+/// What `--json` records.
+type Record = Vec<(Case, Measurement)>;
+
 /// A row for each way to run one shape.
-fn compare(backend: Backend, shape: Shape, runs: usize) -> Result<()> {
-    let run = |pass| Case { backend, pass, shape, runs }.spawn();
+fn compare(backend: Backend, shape: Shape, runs: usize, all: &mut Record) -> Result<()> {
+    let mut run = |pass| record(Case { backend, pass, shape, runs }, all);
     let row = |mode: &str, measurement: &Measurement, [time, memory, backward]: [Option<f64>; 3]| {
         let [time, memory, backward] = [time, memory, backward].map(|x| x.map_or(String::new(), |x| format!("{x:.2}")));
         println!("| {backend:?} | {shape:?} | {mode} | {} | {time} | {memory} | {backward} |", cells(measurement));
@@ -89,10 +115,10 @@ fn compare(backend: Backend, shape: Shape, runs: usize) -> Result<()> {
 }
 
 /// The node's time in seconds and memory in MiB at 1, 2, 4, 8 and 16 times `unit` tokens.
-fn series(backend: Backend, unit: usize) -> Result<Vec<(usize, Measurement)>> {
+fn against_time(backend: Backend, unit: usize, all: &mut Record) -> Result<Vec<(usize, Measurement)>> {
     let measure = |times| {
         let time = times * unit;
-        let measurement = Case { backend, pass: Pass::Node, shape: (1, time, 8, 64, 64), runs: 2 }.spawn()?;
+        let measurement = record(Case { backend, pass: Pass::Node, shape: (1, time, 8, 64, 64), runs: 2 }, all)?;
         let per_token = |total: Option<f64>| total.map_or("n/a".into(), |x| format!("{:.2}", x / time as f64));
         let us = per_token(measurement.seconds().map(|s| s * 1e6));
         let kib = per_token(measurement.mib().map(|mib| mib * 1024.0));
@@ -100,6 +126,12 @@ fn series(backend: Backend, unit: usize) -> Result<Vec<(usize, Measurement)>> {
         Ok((time, measurement))
     };
     [1, 2, 4, 8, 16].into_iter().map(measure).collect()
+}
+
+fn record(case: Case, all: &mut Record) -> Result<Measurement> {
+    let measurement = case.spawn()?;
+    all.push((case, measurement.clone()));
+    Ok(measurement)
 }
 
 fn ratio(a: Option<f64>, b: Option<f64>) -> Option<f64> {
