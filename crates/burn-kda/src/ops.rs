@@ -3,6 +3,8 @@
 
 use std::sync::LazyLock;
 
+#[cfg(feature = "native")]
+use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, DispatchTensorKind, ExtensionType, backend_extension};
 use burn::tensor::{DType, Tensor};
@@ -237,6 +239,15 @@ pub trait KdaOps: TensorBridge {
 }
 
 impl<B: Backend> MaybeTensor<B> {
+    /// None of a missing tensor.
+    #[cfg(feature = "native")]
+    pub(crate) fn dtype(&self) -> Option<DType> {
+        match self {
+            Self::Some(tensor) => Some(tensor.dtype()),
+            Self::None => None,
+        }
+    }
+
     pub(crate) fn into_option(self) -> Option<FloatTensor<B>> {
         match self {
             Self::Some(tensor) => Some(tensor),

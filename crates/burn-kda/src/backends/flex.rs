@@ -8,8 +8,9 @@ use bytemuck::Pod;
 use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, Dimension, IxDyn, ShapeBuilder};
 
 use super::native::{self, Host, native_ops};
+use crate::gate::DecayFn;
 use crate::native::Real;
-use crate::ops::{self, KdaGradients, KdaOps, KdaParams, KdaTensors, MaybeTensor, Mode, WantedGradients};
+use crate::ops::{self, ConvParams, KdaGradients, KdaOps, KdaParams, KdaTensors, MaybeTensor, Mode, WantedGradients};
 
 tensor_bridge!(Flex);
 native_ops!(Flex);

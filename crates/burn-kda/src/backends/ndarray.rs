@@ -7,7 +7,8 @@ use burn_ndarray::{NdArray, NdArrayTensor, SharedArray};
 use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD};
 
 use super::native::{self, Host, native_ops};
-use crate::ops::{self, KdaGradients, KdaOps, KdaParams, KdaTensors, MaybeTensor, Mode, WantedGradients};
+use crate::gate::DecayFn;
+use crate::ops::{self, ConvParams, KdaGradients, KdaOps, KdaParams, KdaTensors, MaybeTensor, Mode, WantedGradients};
 
 tensor_bridge!(NdArray);
 native_ops!(NdArray);

@@ -13,6 +13,7 @@ mod backward;
 mod chunk;
 mod forward;
 mod lane;
+pub(crate) mod layer;
 mod prefetch;
 mod real;
 mod rows;

@@ -13,6 +13,12 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
     /// rounding of a sum has left out.
     fn decays<const FMA: bool>(g: &[Self], rest: &[Self], carry: &mut [Self], decay: &mut [Self]);
 
+    /// `exp(x)` of a number that is not positive, to a rounding or two.
+    fn exp_of_negative<const FMA: bool>(self) -> Self;
+
+    /// `log(1 + e)`, `0 <= e <= 1`, likewise.
+    fn log1p_of_fraction<const FMA: bool>(self) -> Self;
+
     /// A vector of the machine.
     type Vector<S: Simd>: Copy;
 
@@ -130,6 +136,22 @@ impl Real for f32 {
     );
 
     #[inline(always)]
+    fn exp_of_negative<const FMA: bool>(self) -> f32 {
+        let (expm1, power) = expm1_and_power::<FMA>(self);
+        expm1.fma::<FMA>(power, power)
+    }
+
+    #[inline(always)]
+    fn log1p_of_fraction<const FMA: bool>(self) -> f32 {
+        // 2 atanh(e / (2 + e)), by its series: the square is at most 1/9.
+        const SERIES: [f32; 7] = [1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0];
+        let s = self / (2.0 + self);
+        let square = s * s;
+        let tail = SERIES.iter().fold(0.0, |sum: f32, &term| sum.fma::<FMA>(square, term));
+        2.0 * (tail * square).fma::<FMA>(s, s)
+    }
+
+    #[inline(always)]
     fn decays<const FMA: bool>(g: &[f32], rest: &[f32], carry: &mut [f32], decay: &mut [f32]) {
         for (((&g, &rest), carry), decay) in g.iter().zip(rest).zip(carry).zip(decay) {
             let (expm1, power) = expm1_and_power::<FMA>(g);
@@ -179,6 +201,16 @@ impl Real for f64 {
         mul_add_e_f64s,
         reduce_sum_f64s
     );
+
+    #[inline(always)]
+    fn exp_of_negative<const FMA: bool>(self) -> f64 {
+        self.exp()
+    }
+
+    #[inline(always)]
+    fn log1p_of_fraction<const FMA: bool>(self) -> f64 {
+        self.ln_1p()
+    }
 
     #[inline(always)]
     fn decays<const FMA: bool>(g: &[f64], _: &[f64], _: &mut [f64], decay: &mut [f64]) {

@@ -11,7 +11,7 @@ mod tiles;
 
 pub(crate) use backward::{Cotangents, Gradients, chunk_backward};
 pub(crate) use forward::chunk_forward;
-#[cfg(feature = "cubecl")]
+#[cfg(any(feature = "cubecl", feature = "native"))]
 pub(crate) use layer::{A_LOG_RANGE, L2_EPS};
 pub(crate) use layer::{
     convolution, convolution_backward, decay_gate, decay_gate_backward, l2_normalize, output_norm,
