@@ -6,7 +6,7 @@ use std::time::Instant;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_kda::{
     DecayFn, KdaConfig, KdaInput, KdaOptions, KdaOutput, chunk_kda, decay_gate, fla_read_scale, gated_rms_norm,
-    kda_step, l2_normalize, recurrent_kda, short_convolution, write_strength,
+    kda_step, recurrent_kda, short_convolution, write_strength,
 };
 use serde::{Deserialize, Serialize};
 
@@ -53,7 +53,8 @@ fn step(shape: Shape, device: &Device) -> f64 {
 }
 
 /// A layer whose hidden size is that of all its heads, and what surrounds the operator in it, in seconds: the layer, the
-/// operator, the convolutions with silu and normalised heads, the gates, the output norm.
+/// operator, the convolutions with silu (in the layer they also normalise the heads of `q` and `k`), the gates, the output
+/// norm.
 pub fn layer(shape: Shape, device: &Device) -> [f64; 5] {
     let (batch, time, heads, key_dim, value_dim) = shape;
     let channels = heads * key_dim;
@@ -67,11 +68,7 @@ pub fn layer(shape: Shape, device: &Device) -> [f64; 5] {
     [
         best(|| layer.forward(x.clone())),
         Form::Chunk.seconds(shape, device),
-        best(|| {
-            let convolved = [(); 3].map(|()| short_convolution(x.clone(), weight.clone(), None, None).y);
-            let [q, k, v] = convolved.map(|y| y.reshape([batch, time, heads, key_dim]));
-            (l2_normalize(q), l2_normalize(k), v)
-        }),
+        best(|| [(); 3].map(|()| short_convolution(x.clone(), weight.clone(), None, None).y)),
         best(|| {
             let g = decay_gate(raw.clone(), Some(ones(heads)), Some(ones(channels)), DecayFn::Softplus);
             (g, write_strength(logit.clone(), false))

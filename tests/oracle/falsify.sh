@@ -343,6 +343,42 @@ mutant native_gradients_of_the_first_head_of_a_group native/backward.rs \
 mutant native_initial_state_gradient_zero native/backward.rs \
     'v, g, beta, initial_state }' 'v, g, beta, initial_state: initial_state.map(|x| x.mapv(|_| T::zero())) }'
 
+# Around the operator, native.
+mutant native_next_conv_state_is_the_first native/layer/convolution.rs \
+    'inputs.input(b, time + j, 0..channels)' 'inputs.input(b, j, 0..channels)'
+mutant native_conv_state_ignored native/layer/convolution.rs \
+    'None => self.state.as_ref().map(' 'None => self.state.as_ref().filter(|_| false).map('
+mutant native_convolution_bias_lost native/layer/convolution.rs \
+    '*z = *z + bias' '*z = *z + bias * T::zero()'
+mutant native_heads_not_normalised native/layer/convolution.rs \
+    'head.iter_mut().for_each(|x| *x = *x / norm);' 'head.iter_mut().for_each(|x| *x = *x / norm * norm);'
+mutant native_silu_gradient_of_the_sigmoid_alone native/layer/convolution.rs \
+    '*d_z * open * (T::one() + z * closed)' '*d_z * open'
+mutant native_gradient_of_heads_along_themselves native/layer/convolution.rs \
+    '(*cotangent - value * along) / norm' '(*cotangent - value * along * T::zero()) / norm'
+mutant native_convolution_gradient_of_its_own_span native/layer/convolution.rs \
+    'self.tokens.start + r < d_y.dim().1' 'self.tokens.start + r < d_y.dim().1 && r < self.tokens.len()'
+mutant native_convolution_gradient_without_the_next_state native/layer/convolution.rs \
+    'self.d_next.zip(kept)' 'self.d_next.filter(|_| false).zip(kept)'
+mutant native_convolution_bias_gradient_of_the_last_tap native/layer/convolution.rs \
+    'sums.row(past + 1)' 'sums.row(past)'
+mutant native_gate_without_bias native/layer/gates.rs \
+    '-(softplus::<T, FMA>(*x + bias) * rate)' '-(softplus::<T, FMA>(*x + bias * T::zero()) * rate)'
+mutant native_gate_gradient_of_a_clamped_a_log native/layer/gates.rs \
+    'if is_clamped {' 'if is_clamped && false {'
+mutant native_saturated_gate_has_a_gradient native/layer/gates.rs \
+    'if d_x == T::zero() { T::zero() } else { d_x * z }' 'd_x * z'
+mutant native_gate_gradient_of_the_rate_alone native/layer/gates.rs \
+    'T::from(sum).expect("a float") * parameters.rate[head]' 'T::from(sum).expect("a float")'
+mutant native_norm_without_eps native/layer/norm.rs \
+    '(square / dim + eps).sqrt()' '(square / dim + eps * T::zero()).sqrt()'
+mutant native_norm_gradient_without_the_mean native/layer/norm.rs \
+    '(*d - x * along) / rms' '(*d - x * along * T::zero()) / rms'
+mutant native_output_gate_gradient_of_the_open_side native/layer/norm.rs \
+    '*gate = *d * x * closed' '*gate = *d * x * open'
+mutant native_sigmoid_mirrored native/layer/activation.rs \
+    'if x < T::zero() { (lower, upper) } else { (upper, lower) }' '(upper, lower)'
+
 # Layouts.
 mutant state_v_first plain/forward.rs \
     'state.reshape([lanes, key_dim, value_dim])' 'state.reshape([lanes, value_dim, key_dim]).swap_dims(1, 2)'

@@ -134,6 +134,28 @@ fn fusion_changes_no_bit_of_the_chunk_form() {
     case.assert_same_by_fusion(forward, BackwardPlan::Chunk(forward, plan(ChunkPlan::backward)));
 }
 
+/// Fusion may hand the kernels copies; without it they get the strides.
+#[test]
+fn strided_inputs_past_fusion() {
+    let Some(device) = device() else { return };
+    let case = Case::new([2, 37, 2, 4, 20, 24], &device);
+    let properties = properties(&case.q);
+    let forward = ForwardPlan::recurrent(case.dims, &properties).expect("a plan");
+    let backward = BackwardPlan::new(case.dims, false, &properties).expect("a plan");
+    let want = case.results::<CubeBackend>(forward, backward);
+    let strided = |Pair { fused, direct }| {
+        let swapped = CubeBackend::data(CubeBackend::float_swap_dims(direct, 1, 2));
+        let direct = CubeBackend::float_swap_dims(CubeBackend::float_from_data(swapped, &fused.device()), 1, 2);
+        Pair { fused, direct }
+    };
+    let Case { q, k, v, g, beta, state, d_o, dims } = case;
+    let [q, k, v, g, beta, d_o] = [q, k, v, g, beta, d_o].map(strided);
+    let got = Case { q, k, v, g, beta, state, d_o, dims }.results::<CubeBackend>(forward, backward);
+    for (n, (got, want)) in got.into_iter().zip(want).enumerate() {
+        assert_eq!(CubeBackend::data(got), CubeBackend::data(want), "result {n}");
+    }
+}
+
 /// Burn reports no planes on a Vulkan device in software, which has them.
 #[test]
 fn planes_sum_as_shared_memory_does() {
