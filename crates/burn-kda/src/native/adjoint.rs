@@ -18,66 +18,115 @@ use pulp::Simd;
 
 use super::Real;
 use super::chunk::{CHUNK, Chunk};
+use super::rows::Aligned;
 use super::tile::{Pair, contract, multiply, update};
 
-type Values<T, S> = [Pair<<T as Real>::Vector<S>>; CHUNK];
+pub(super) type Values<T, S> = [Pair<<T as Real>::Vector<S>>; CHUNK];
+
+/// Numbers `[rows, tokens]` as [`contract`] takes them: one or two vectors of tokens of all rows, then the next ones.
+pub(super) struct ByToken<T> {
+    numbers: Aligned<T>,
+    rows: usize,
+    tokens: usize,
+    /// Tokens that are passed together.
+    together: usize,
+}
+
+impl<T: Real> ByToken<T> {
+    fn zeros<S: Simd>(rows: usize, tokens: usize) -> Self {
+        let lanes = T::lanes::<S>();
+        let padded = tokens.next_multiple_of(lanes);
+        let together = if padded % (2 * lanes) == 0 { 2 * lanes } else { lanes };
+        Self { numbers: Aligned::zeros(rows * padded), rows, tokens, together }
+    }
+
+    /// Of the columns of each token.
+    #[inline(always)]
+    fn transpose<S: Simd>(&mut self, values: &[Pair<T::Vector<S>>]) {
+        let together = self.together;
+        let groups = self.numbers.chunks_exact_mut(self.rows * together);
+        for (group, values) in groups.zip(values.chunks(together)) {
+            for (i, value) in values.iter().enumerate() {
+                for (row, &x) in group.chunks_exact_mut(together).zip(T::scalars::<S>(&value.0)) {
+                    row[i] = x;
+                }
+            }
+        }
+    }
+
+    /// Adds the products of the rows of a block with `columns`, summed over its columns.
+    #[inline(always)]
+    fn add<S: Simd>(&mut self, simd: S, block: &[Pair<T::Vector<S>>], columns: &Self) {
+        let (vectors, sums) = (T::vectors::<S>(&columns.numbers), T::vectors_mut::<S>(&mut self.numbers));
+        let together = self.together / T::lanes::<S>();
+        let (of_columns, of_sums) = (columns.rows * together, self.rows * together);
+        for (columns, sums) in vectors.chunks_exact(of_columns).zip(sums.chunks_exact_mut(of_sums)) {
+            if together == 2 {
+                contract::<S, T, 4, 2>(simd, block, columns.as_chunks().0, sums.as_chunks_mut().0);
+            } else {
+                contract::<S, T, 8, 1>(simd, block, columns.as_chunks().0, sums.as_chunks_mut().0);
+            }
+        }
+    }
+
+    /// By token and row.
+    #[inline(always)]
+    fn for_each(&self, mut each: impl FnMut(usize, usize, T)) {
+        for (g, group) in self.numbers.chunks_exact(self.rows * self.together).enumerate() {
+            let first = g * self.together;
+            for (r, row) in group.chunks_exact(self.together).enumerate() {
+                for (i, &x) in row[..self.together.min(self.tokens - first)].iter().enumerate() {
+                    each(first + i, r, x);
+                }
+            }
+        }
+    }
+}
 
 /// Sums over the value channels of a chunk.
 pub(super) struct Sums<T: Real, S: Simd> {
-    /// `[K, CHUNK]`: `dW`, transposed.
-    write: Vec<T::Vector<S>>,
-    /// `[K, 2 CHUNK]`: `dQ` and `dR`, transposed.
-    read: Vec<T::Vector<S>>,
-    /// `[CHUNK, 2 CHUNK]`: for each `u_j`, its products with `do_i` and with `-de_i`.
-    pairs: Vec<T::Vector<S>>,
+    /// `[K, CHUNK]`: `dW`.
+    write: ByToken<T>,
+    /// `[K, 2 CHUNK]`: `dR` and `dQ`.
+    read: ByToken<T>,
+    /// `[CHUNK, 2 CHUNK]`: for each `u_j`, its products with `-de_i` and with `do_i`.
+    pairs: ByToken<T>,
     /// `[K]`: of `D` with the state, before lanes are added up.
     decay: Vec<T::Vector<S>>,
     /// `dbeta`, before lanes are added up.
     beta: [T::Vector<S>; CHUNK],
 }
 
-/// Values of a block with channels as rows: `[2 vectors, CHUNK]` or `[2 vectors, 2 CHUNK]`.
+/// Values of a block with channels as rows: `[2 vectors, CHUNK]` and `[2 vectors, 2 CHUNK]`.
 pub(super) struct Transposed<T> {
-    u: Vec<T>,
-    cotangents: Vec<T>,
-}
-
-fn whole<S: Simd, T: Real>(tokens: usize) -> usize {
-    tokens.next_multiple_of(T::lanes::<S>())
+    u: ByToken<T>,
+    cotangents: ByToken<T>,
 }
 
 impl<T: Real> Transposed<T> {
     pub fn new<S: Simd>() -> Self {
-        let rows = |tokens| vec![T::zero(); 2 * T::lanes::<S>() * whole::<S, T>(tokens)];
-        Self { u: rows(CHUNK), cotangents: rows(2 * CHUNK) }
-    }
-}
-
-#[inline(always)]
-fn transpose<S: Simd, T: Real>(values: &[Pair<T::Vector<S>>], to: &mut [T]) {
-    let stride = whole::<S, T>(values.len());
-    for (i, value) in values.iter().enumerate() {
-        for (row, &x) in to.chunks_exact_mut(stride).zip(T::scalars::<S>(&value.0)) {
-            row[i] = x;
-        }
+        let rows = 2 * T::lanes::<S>();
+        Self { u: ByToken::zeros::<S>(rows, CHUNK), cotangents: ByToken::zeros::<S>(rows, 2 * CHUNK) }
     }
 }
 
 impl<T: Real, S: Simd> Sums<T, S> {
     pub fn new(simd: S, width: usize) -> Self {
         let zero = T::splat(simd, T::zero());
-        let rows = |rows: usize, tokens| vec![zero; rows * whole::<S, T>(tokens) / T::lanes::<S>()];
         Self {
-            write: rows(width, CHUNK),
-            read: rows(width, 2 * CHUNK),
-            pairs: rows(CHUNK, 2 * CHUNK),
+            write: ByToken::zeros::<S>(width, CHUNK),
+            read: ByToken::zeros::<S>(width, 2 * CHUNK),
+            pairs: ByToken::zeros::<S>(CHUNK, 2 * CHUNK),
             decay: vec![zero; width],
             beta: [zero; CHUNK],
         }
     }
 
     pub fn reset(&mut self, simd: S) {
-        for sums in [&mut self.write[..], &mut self.read, &mut self.pairs, &mut self.decay, &mut self.beta] {
+        for sums in [&mut self.write, &mut self.read, &mut self.pairs] {
+            sums.numbers.fill(T::zero());
+        }
+        for sums in [&mut self.decay[..], &mut self.beta] {
             sums.fill(T::splat(simd, T::zero()));
         }
     }
@@ -151,12 +200,11 @@ impl<T: Real> Chunk<T> {
             }
             cotangents[CHUNK + i] = d_o[i];
         }
-        transpose::<S, T>(&cotangents, &mut transposed.cotangents);
-        transpose::<S, T>(u, &mut transposed.u);
-        let columns = T::vectors::<S>(&transposed.cotangents);
-        contract::<S, T>(simd, before, columns, &mut sums.read);
-        contract::<S, T>(simd, u, columns, &mut sums.pairs);
-        contract::<S, T>(simd, d_state, T::vectors::<S>(&transposed.u), &mut sums.write);
+        transposed.cotangents.transpose::<S>(&cotangents);
+        transposed.u.transpose::<S>(u);
+        sums.read.add(simd, before, &transposed.cotangents);
+        sums.pairs.add(simd, u, &transposed.cotangents);
+        sums.write.add(simd, d_state, &transposed.u);
         for ((sum, Pair(s)), Pair(d)) in sums.decay.iter_mut().zip(before).zip(&*d_state) {
             let half = T::vector_mul_add(simd, s[0], d[0], *sum);
             *sum = T::vector_mul_add(simd, s[1], d[1], half);
@@ -231,28 +279,14 @@ impl<T: Real> Within<T> {
         for i in 0..CHUNK {
             self.d_beta[i] = T::total(simd, sums.beta[i]);
         }
-        let (one, two) = (whole::<S, T>(CHUNK), whole::<S, T>(2 * CHUNK));
-        for (d, row) in T::scalars::<S>(&sums.write).chunks_exact(one).enumerate() {
-            for (i, &x) in row[..CHUNK].iter().enumerate() {
-                self.d_write[i * width + d] = x;
-            }
-        }
-        for (d, row) in T::scalars::<S>(&sums.read).chunks_exact(two).enumerate() {
-            for (i, &x) in row[..CHUNK].iter().enumerate() {
-                self.d_read[0][i * width + d] = x;
-                self.d_read[1][i * width + d] = row[CHUNK + i];
-            }
-        }
+        sums.write.for_each(|i, d, x| self.d_write[i * width + d] = x);
+        sums.read.for_each(|i, d, x| self.d_read[i / CHUNK][i % CHUNK * width + d] = x);
         for ((d_decay, &sum), &decay) in self.d_decay.iter_mut().zip(&sums.decay).zip(&chunk.decay) {
             *d_decay = decay * T::total(simd, sum);
         }
         // `[i][j]`: of `k_i . A_{i,j} k_j`, and of `q_i . A_{i,j} k_j`.
         let mut d_pairs = [[[T::zero(); CHUNK]; CHUNK]; 2];
-        for (j, row) in T::scalars::<S>(&sums.pairs).chunks_exact(two).enumerate() {
-            for i in 0..CHUNK {
-                (d_pairs[0][i][j], d_pairs[1][i][j]) = (row[i], scale * row[CHUNK + i]);
-            }
-        }
+        sums.pairs.for_each(|i, j, x| d_pairs[i / CHUNK][i % CHUNK][j] = if i < CHUNK { x } else { scale * x });
         let [by_key, by_query] = d_pairs;
 
         let zero = T::splat(simd, T::zero());

@@ -10,13 +10,14 @@
 
 mod adjoint;
 mod backward;
+mod blocks;
 mod chunk;
 mod forward;
 mod lane;
+mod pages;
 mod prefetch;
 mod real;
 mod rows;
-mod state;
 mod step;
 mod task;
 mod tile;
