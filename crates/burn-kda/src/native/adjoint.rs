@@ -23,33 +23,34 @@ use super::tile::{Pair, contract, multiply, update};
 
 pub(super) type Values<T, S> = [Pair<<T as Real>::Vector<S>>; CHUNK];
 
-/// Numbers `[rows, tokens]` as [`contract`] takes them: one or two vectors of tokens of all rows, then the next ones.
+/// Numbers `[rows, tokens]` as [`contract`] takes them: some tokens of all rows, then the next ones.
 pub(super) struct ByToken<T> {
     numbers: Aligned<T>,
     rows: usize,
-    tokens: usize,
-    /// Tokens that are passed together.
+    /// Tokens that are passed together, a multiple of [`CHUNK`].
     together: usize,
 }
 
 impl<T: Real> ByToken<T> {
     fn zeros<S: Simd>(rows: usize, tokens: usize) -> Self {
-        let lanes = T::lanes::<S>();
-        let padded = tokens.next_multiple_of(lanes);
-        let together = if padded % (2 * lanes) == 0 { 2 * lanes } else { lanes };
-        Self { numbers: Aligned::zeros(rows * padded), rows, tokens, together }
+        let padded = tokens.next_multiple_of(T::lanes::<S>());
+        let together = (2 * T::lanes::<S>()).clamp(CHUNK, padded);
+        Self { numbers: Aligned::zeros(rows * padded), rows, together }
     }
 
-    /// Of the columns of each token.
+    /// The first number of a chunk of tokens.
+    fn first(&self, chunk: usize) -> usize {
+        let token = chunk * CHUNK;
+        token / self.together * self.together * self.rows + token % self.together
+    }
+
+    /// Takes in the columns of each token of a chunk.
     #[inline(always)]
-    fn transpose<S: Simd>(&mut self, values: &[Pair<T::Vector<S>>]) {
-        let together = self.together;
-        let groups = self.numbers.chunks_exact_mut(self.rows * together);
-        for (group, values) in groups.zip(values.chunks(together)) {
-            for (i, value) in values.iter().enumerate() {
-                for (row, &x) in group.chunks_exact_mut(together).zip(T::scalars::<S>(&value.0)) {
-                    row[i] = x;
-                }
+    fn transpose<S: Simd>(&mut self, chunk: usize, values: &Values<T, S>) {
+        let (first, together) = (self.first(chunk), self.together);
+        for (i, value) in values.iter().enumerate() {
+            for (row, &x) in self.numbers[first..].chunks_mut(together).zip(T::scalars::<S>(&value.0)) {
+                row[i] = x;
             }
         }
     }
@@ -61,23 +62,30 @@ impl<T: Real> ByToken<T> {
         let together = self.together / T::lanes::<S>();
         let (of_columns, of_sums) = (columns.rows * together, self.rows * together);
         for (columns, sums) in vectors.chunks_exact(of_columns).zip(sums.chunks_exact_mut(of_sums)) {
-            if together == 2 {
-                contract::<S, T, 4, 2>(simd, block, columns.as_chunks().0, sums.as_chunks_mut().0);
-            } else {
-                contract::<S, T, 8, 1>(simd, block, columns.as_chunks().0, sums.as_chunks_mut().0);
+            match together {
+                1 => contract::<S, T, 8, 1>(simd, block, columns.as_chunks().0, sums.as_chunks_mut().0),
+                2 => contract::<S, T, 4, 2>(simd, block, columns.as_chunks().0, sums.as_chunks_mut().0),
+                4 => contract::<S, T, 2, 4>(simd, block, columns.as_chunks().0, sums.as_chunks_mut().0),
+                _ => contract::<S, T, 1, 8>(simd, block, columns.as_chunks().0, sums.as_chunks_mut().0),
             }
         }
     }
 
-    /// By token and row.
+    /// The rows of each token of a chunk, `[CHUNK, rows]`; there are whole chunks of rows.
     #[inline(always)]
-    fn for_each(&self, mut each: impl FnMut(usize, usize, T)) {
-        for (g, group) in self.numbers.chunks_exact(self.rows * self.together).enumerate() {
-            let first = g * self.together;
-            for (r, row) in group.chunks_exact(self.together).enumerate() {
-                for (i, &x) in row[..self.together.min(self.tokens - first)].iter().enumerate() {
-                    each(first + i, r, x);
+    fn rows(&self, chunk: usize, to: &mut [T]) {
+        for (r, rows) in
+            self.numbers[self.first(chunk)..].chunks(CHUNK * self.together).take(self.rows / CHUNK).enumerate()
+        {
+            let mut square = [[T::zero(); CHUNK]; CHUNK];
+            for (i, row) in rows.chunks(self.together).enumerate() {
+                let row = row.first_chunk::<CHUNK>().expect("whole chunks");
+                for (to, &x) in square.iter_mut().zip(row) {
+                    to[i] = x;
                 }
+            }
+            for (to, row) in to.chunks_exact_mut(self.rows).zip(square) {
+                to.as_chunks_mut::<CHUNK>().0[r] = row;
             }
         }
     }
@@ -192,16 +200,11 @@ impl<T: Real> Chunk<T> {
                 sums.beta[j] = T::vector_mul_add(simd, sum[j], errors[j].0[m], sums.beta[j]);
             }
         }
-        // Of the keys, then of the queries, as the chunk reads.
-        let mut cotangents = [zero; 2 * CHUNK];
-        for i in 0..CHUNK {
-            for m in 0..2 {
-                cotangents[i].0[m] = T::vector_sub(simd, zero.0[m], dv[i].0[m]);
-            }
-            cotangents[CHUNK + i] = d_o[i];
-        }
-        transposed.cotangents.transpose::<S>(&cotangents);
-        transposed.u.transpose::<S>(u);
+        // Of what the keys read.
+        let d_read = dv.map(|Pair(x)| Pair(x.map(|x| T::vector_sub(simd, zero.0[0], x))));
+        transposed.cotangents.transpose::<S>(0, &d_read);
+        transposed.cotangents.transpose::<S>(1, d_o);
+        transposed.u.transpose::<S>(0, u);
         sums.read.add(simd, before, &transposed.cotangents);
         sums.pairs.add(simd, u, &transposed.cotangents);
         sums.write.add(simd, d_state, &transposed.u);
@@ -209,6 +212,10 @@ impl<T: Real> Chunk<T> {
             let half = T::vector_mul_add(simd, s[0], d[0], *sum);
             *sum = T::vector_mul_add(simd, s[1], d[1], half);
         }
+        // Of the keys, then of the queries, as the chunk reads.
+        let mut cotangents = [zero; 2 * CHUNK];
+        cotangents[..CHUNK].copy_from_slice(&d_read);
+        cotangents[CHUNK..].copy_from_slice(d_o);
         update(simd, &self.decay, &self.reads, &cotangents, d_state);
         dv
     }
@@ -233,67 +240,63 @@ fn eight<S: Simd, T: Real>(simd: S, rows: &[T], block: &[Pair<T::Vector<S>>]) ->
 
 /// Rows of `K` of each token of a chunk, `[CHUNK, K]`.
 pub(super) struct Within<T> {
-    width: usize,
     /// Unscaled.
-    pub q: Vec<T>,
-    pub k: Vec<T>,
-    pub g: Vec<T>,
-    decay: Vec<T>,
-    pub dq: Vec<T>,
-    pub dk: Vec<T>,
-    pub dg: Vec<T>,
+    pub q: Aligned<T>,
+    pub k: Aligned<T>,
+    pub dq: Aligned<T>,
+    pub dk: Aligned<T>,
+    pub dg: Aligned<T>,
     pub d_beta: [T; CHUNK],
     /// `dW`, `dR` and `dQ`.
-    d_write: Vec<T>,
-    d_read: [Vec<T>; 2],
-    d_decay: Vec<T>,
+    d_write: Aligned<T>,
+    d_read: [Aligned<T>; 2],
+    d_decay: Aligned<T>,
 }
 
 impl<T: Real> Within<T> {
     pub fn new(width: usize) -> Self {
-        let rows = || vec![T::zero(); CHUNK * width];
+        let rows = || Aligned::zeros(CHUNK * width);
         Self {
-            width,
             q: rows(),
             k: rows(),
-            g: rows(),
-            decay: rows(),
             dq: rows(),
             dk: rows(),
             dg: rows(),
             d_beta: [T::zero(); CHUNK],
             d_write: rows(),
             d_read: [rows(), rows()],
-            d_decay: vec![T::zero(); width],
+            d_decay: Aligned::zeros(width),
         }
     }
 
-    /// From the sums over value channels, and `q`, `k` and `g`, to their gradients and that of `beta`.
+    /// From the sums over value channels, `q` and `k` to their gradients and that of `beta`.
     #[inline(always)]
-    pub fn back<S: Simd, const FMA: bool>(&mut self, simd: S, chunk: &Chunk<T>, sums: &Sums<T, S>, scale: T) {
-        let width = self.width;
-        let (mut carry, zero) = (vec![T::zero(); width], vec![T::zero(); width]);
-        for (g, decay) in self.g.chunks_exact(width).zip(self.decay.chunks_exact_mut(width)) {
-            T::decays::<FMA>(g, &zero, &mut carry, decay);
-        }
+    pub fn back<S: Simd>(&mut self, simd: S, chunk: &Chunk<T>, sums: &Sums<T, S>, scale: T) {
         for i in 0..CHUNK {
             self.d_beta[i] = T::total(simd, sums.beta[i]);
         }
-        sums.write.for_each(|i, d, x| self.d_write[i * width + d] = x);
-        sums.read.for_each(|i, d, x| self.d_read[i / CHUNK][i % CHUNK * width + d] = x);
-        for ((d_decay, &sum), &decay) in self.d_decay.iter_mut().zip(&sums.decay).zip(&chunk.decay) {
+        sums.write.rows(0, &mut self.d_write);
+        for (chunk, rows) in self.d_read.iter_mut().enumerate() {
+            sums.read.rows(chunk, rows);
+        }
+        for ((d_decay, &sum), &decay) in self.d_decay.iter_mut().zip(&sums.decay).zip(&*chunk.decay) {
             *d_decay = decay * T::total(simd, sum);
         }
         // `[i][j]`: of `k_i . A_{i,j} k_j`, and of `q_i . A_{i,j} k_j`.
         let mut d_pairs = [[[T::zero(); CHUNK]; CHUNK]; 2];
-        sums.pairs.for_each(|i, j, x| d_pairs[i / CHUNK][i % CHUNK][j] = if i < CHUNK { x } else { scale * x });
+        for (chunk, d_pairs) in d_pairs.iter_mut().enumerate() {
+            sums.pairs.rows(chunk, d_pairs.as_flattened_mut());
+        }
+        for d_pair in d_pairs[1].as_flattened_mut() {
+            *d_pair = scale * *d_pair;
+        }
         let [by_key, by_query] = d_pairs;
 
         let zero = T::splat(simd, T::zero());
         let (mul, fma) = (T::vector_mul::<S>, T::vector_mul_add::<S>);
         let scale = T::splat(simd, scale);
         let vectors = T::vectors::<S>;
-        let (q, k, a) = (vectors(&self.q), vectors(&self.k), vectors(&self.decay));
+        let (q, k, a) = (vectors(&self.q), vectors(&self.k), vectors(&chunk.each));
         let (d_write, d_key, d_query) = (vectors(&self.d_write), vectors(&self.d_read[0]), vectors(&self.d_read[1]));
         let d_decay = vectors(&self.d_decay);
         let (dq_rows, dk_rows) = (T::vectors_mut::<S>(&mut self.dq), T::vectors_mut::<S>(&mut self.dk));

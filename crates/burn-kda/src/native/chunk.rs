@@ -14,7 +14,7 @@ use ndarray::ArrayView1;
 use pulp::Simd;
 
 use super::Real;
-use super::rows::copy;
+use super::rows::{Aligned, copy};
 use super::tile::{Pair, multiply};
 
 /// Tokens of a chunk.
@@ -24,11 +24,13 @@ pub(super) struct Chunk<T> {
     /// `K`, padded with channels of zeros.
     width: usize,
     /// Over the chunk.
-    pub decay: Vec<T>,
+    pub decay: Aligned<T>,
     /// Keys, then scaled queries, times the decays up to their token, `[2 CHUNK, K]`.
-    pub reads: Vec<T>,
+    pub reads: Aligned<T>,
     /// Keys times the decays after their token, `[CHUNK, K]`.
-    pub writes: Vec<T>,
+    pub writes: Aligned<T>,
+    /// The decay of each token, `[CHUNK, K]`.
+    pub each: Aligned<T>,
     /// `-k_i . A_{i,j} k_j` for `j < i`.
     pub meet: [[T; CHUNK]; CHUNK],
     /// The same times `beta_i`.
@@ -38,7 +40,7 @@ pub(super) struct Chunk<T> {
     pub beta: [T; CHUNK],
     pub tokens: usize,
     /// Of one token.
-    rows: [Vec<T>; 8],
+    rows: [Aligned<T>; 7],
 }
 
 /// One token of the inputs of one head.
@@ -52,12 +54,13 @@ pub(super) struct Token<'a, T> {
 impl<T: Real> Chunk<T> {
     /// `width` is a multiple of [`WIDTH`](super::tile::width).
     pub fn new(width: usize) -> Self {
-        let rows = |rows: usize| vec![T::zero(); rows * width];
+        let rows = |rows: usize| Aligned::zeros(rows * width);
         Self {
             width,
             decay: rows(1),
             reads: rows(2 * CHUNK),
             writes: rows(CHUNK),
+            each: rows(CHUNK),
             meet: [[T::zero(); CHUNK]; CHUNK],
             erase: [[T::zero(); CHUNK]; CHUNK],
             see: [[T::zero(); CHUNK]; CHUNK],
@@ -79,7 +82,7 @@ impl<T: Real> Chunk<T> {
         T: 'a,
     {
         let width = self.width;
-        let [q_row, k_row, g_row, a, total, rest, carry_within, zero] = &mut self.rows;
+        let [q_row, k_row, g_row, total, rest, carry_within, zero] = &mut self.rows;
         for sum in [&mut *total, &mut *rest, &mut *carry_within] {
             sum.fill(T::zero());
         }
@@ -93,6 +96,7 @@ impl<T: Real> Chunk<T> {
         let scale_all = T::splat(simd, scale);
         for (n, token) in tokens.enumerate() {
             let (q, k, g) = (row(&token.q, q_row), row(&token.k, k_row), row(&token.g, g_row));
+            let a = &mut self.each[n * width..][..width];
             T::decays::<FMA>(g, zero, carry_within, a);
             let (q, k, g, a) = (vectors(q), vectors(k), vectors(g), vectors(a));
             let (keys, queries) = self.reads.split_at_mut(CHUNK * width);
@@ -135,7 +139,7 @@ impl<T: Real> Chunk<T> {
             self.tokens = n + 1;
         }
         // What tokens are missing of a chunk read and write nothing.
-        for rows in [&mut self.writes[..], &mut self.reads[..CHUNK * width]] {
+        for rows in [&mut self.writes[..], &mut self.each, &mut self.reads[..CHUNK * width]] {
             rows[self.tokens * width..].fill(T::zero());
         }
         self.reads[(CHUNK + self.tokens) * width..].fill(T::zero());

@@ -34,6 +34,8 @@ pub(super) struct Lane<'a, T> {
     /// `[K, V]`.
     pub d_final_state: Option<ArrayView2<'a, T>>,
     pub scale: T,
+    /// Whether what is in `dv` so far is `d_o`.
+    pub in_place: bool,
     /// As the inputs; none if it is not wanted.
     pub dq: Option<ArrayViewMut2<'a, T>>,
     pub dk: Option<ArrayViewMut2<'a, T>>,
@@ -153,8 +155,9 @@ impl<T: Real> Lane<'_, T> {
         }
         // A segment with fewer tokens than others is the last one, and the first here: what follows them is still zero.
         v.load(self.v.slice(s![tokens.clone(), ..]));
-        if let Some(of_all) = &self.d_o {
-            d_o.load(of_all.slice(s![tokens.clone(), ..]));
+        let of_output = if self.in_place { self.dv.as_ref().map(|dv| dv.view()) } else { self.d_o };
+        if let Some(of_output) = of_output {
+            d_o.load(of_output.slice(s![tokens.clone(), ..]));
         }
         match (&self.kept, &self.state) {
             (Some(kept), _) if start > 0 => state.load(kept.index_axis(Axis(0), start / KEEP_EVERY - 1)),
@@ -184,16 +187,15 @@ impl<T: Real> Lane<'_, T> {
         }
 
         for (c, (chunk, sums)) in chunks[..used].iter().zip(&*sums).enumerate() {
-            for rows in [&mut within.q, &mut within.k, &mut within.g] {
+            for rows in [&mut within.q, &mut within.k] {
                 rows.fill(T::zero());
             }
             for (i, t) in of_chunk(c).enumerate() {
                 let row = i * width..i * width + key_dim;
                 copy(self.q.row(t), &mut within.q[row.clone()]);
-                copy(self.k.row(t), &mut within.k[row.clone()]);
-                copy(self.g.row(t), &mut within.g[row]);
+                copy(self.k.row(t), &mut within.k[row]);
             }
-            within.back::<S, FMA>(simd, chunk, sums, self.scale);
+            within.back::<S>(simd, chunk, sums, self.scale);
             for (i, t) in of_chunk(c).enumerate() {
                 let of_keys = [(&within.dq, &mut self.dq), (&within.dk, &mut self.dk), (&within.dg, &mut self.dg)];
                 for (rows, gradient) in of_keys {

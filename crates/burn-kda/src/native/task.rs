@@ -7,7 +7,7 @@ use super::Real;
 use super::blocks::Blocks;
 use super::chunk::{CHUNK, Chunk, Token};
 use super::prefetch::prefetch;
-use super::rows::{copy, paste};
+use super::rows::{Aligned, copy, paste};
 use super::tile::{Pair, padded, update};
 
 /// Tokens between turns of the heads of a [`Group`].
@@ -111,13 +111,13 @@ impl<T: Real, S: Simd> State<T, S> {
 struct Scratch<T> {
     chunk: Chunk<T>,
     /// `[CHUNK, V]`, padded: rows lie far apart in memory, so each is passed at once.
-    v: Vec<T>,
-    o: Vec<T>,
+    v: Aligned<T>,
+    o: Aligned<T>,
 }
 
 impl<T: Real> Scratch<T> {
     fn new(width: usize, columns: usize) -> Self {
-        let values = || vec![T::zero(); CHUNK * columns];
+        let values = || Aligned::zeros(CHUNK * columns);
         Self { chunk: Chunk::new(width), v: values(), o: values() }
     }
 }
