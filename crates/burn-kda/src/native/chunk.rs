@@ -29,8 +29,6 @@ pub(super) struct Chunk<T> {
     pub reads: Aligned<T>,
     /// Keys times the decays after their token, `[CHUNK, K]`.
     pub writes: Aligned<T>,
-    /// The decay of each token, `[CHUNK, K]`.
-    pub each: Aligned<T>,
     /// `-k_i . A_{i,j} k_j` for `j < i`.
     pub meet: [[T; CHUNK]; CHUNK],
     /// The same times `beta_i`.
@@ -40,7 +38,7 @@ pub(super) struct Chunk<T> {
     pub beta: [T; CHUNK],
     pub tokens: usize,
     /// Of one token.
-    rows: [Aligned<T>; 7],
+    rows: [Aligned<T>; 8],
 }
 
 /// One token of the inputs of one head.
@@ -60,7 +58,6 @@ impl<T: Real> Chunk<T> {
             decay: rows(1),
             reads: rows(2 * CHUNK),
             writes: rows(CHUNK),
-            each: rows(CHUNK),
             meet: [[T::zero(); CHUNK]; CHUNK],
             erase: [[T::zero(); CHUNK]; CHUNK],
             see: [[T::zero(); CHUNK]; CHUNK],
@@ -82,7 +79,7 @@ impl<T: Real> Chunk<T> {
         T: 'a,
     {
         let width = self.width;
-        let [q_row, k_row, g_row, total, rest, carry_within, zero] = &mut self.rows;
+        let [q_row, k_row, g_row, a, total, rest, carry_within, zero] = &mut self.rows;
         for sum in [&mut *total, &mut *rest, &mut *carry_within] {
             sum.fill(T::zero());
         }
@@ -96,7 +93,6 @@ impl<T: Real> Chunk<T> {
         let scale_all = T::splat(simd, scale);
         for (n, token) in tokens.enumerate() {
             let (q, k, g) = (row(&token.q, q_row), row(&token.k, k_row), row(&token.g, g_row));
-            let a = &mut self.each[n * width..][..width];
             T::decays::<FMA>(g, zero, carry_within, a);
             let (q, k, g, a) = (vectors(q), vectors(k), vectors(g), vectors(a));
             let (keys, queries) = self.reads.split_at_mut(CHUNK * width);
@@ -139,7 +135,7 @@ impl<T: Real> Chunk<T> {
             self.tokens = n + 1;
         }
         // What tokens are missing of a chunk read and write nothing.
-        for rows in [&mut self.writes[..], &mut self.each, &mut self.reads[..CHUNK * width]] {
+        for rows in [&mut self.writes[..], &mut self.reads[..CHUNK * width]] {
             rows[self.tokens * width..].fill(T::zero());
         }
         self.reads[(CHUNK + self.tokens) * width..].fill(T::zero());

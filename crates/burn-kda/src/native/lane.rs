@@ -187,15 +187,16 @@ impl<T: Real> Lane<'_, T> {
         }
 
         for (c, (chunk, sums)) in chunks[..used].iter().zip(&*sums).enumerate() {
-            for rows in [&mut within.q, &mut within.k] {
+            for rows in [&mut within.q, &mut within.k, &mut within.g] {
                 rows.fill(T::zero());
             }
             for (i, t) in of_chunk(c).enumerate() {
                 let row = i * width..i * width + key_dim;
                 copy(self.q.row(t), &mut within.q[row.clone()]);
-                copy(self.k.row(t), &mut within.k[row]);
+                copy(self.k.row(t), &mut within.k[row.clone()]);
+                copy(self.g.row(t), &mut within.g[row]);
             }
-            within.back::<S>(simd, chunk, sums, self.scale);
+            within.back::<S, FMA>(simd, chunk, sums, self.scale);
             for (i, t) in of_chunk(c).enumerate() {
                 let of_keys = [(&within.dq, &mut self.dq), (&within.dk, &mut self.dk), (&within.dg, &mut self.dg)];
                 for (rows, gradient) in of_keys {
