@@ -62,12 +62,17 @@ pub(super) fn update<S: Simd, T: Real>(
     block: &mut [Pair<T::Vector<S>>],
 ) {
     let width = block.len();
-    for (t, tile) in block.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
-        *tile = updated::<S, T>(simd, decay, rows, width, u, t, tile);
+    let tiles = block.as_chunks_mut::<ROWS>().0.iter_mut().zip(decay.as_chunks::<ROWS>().0);
+    for (t, (tile, decay)) in tiles.enumerate() {
+        // What is new first, so that the state is rounded once.
+        let new = outer::<S, T>(simd, rows, width, u, t);
+        for r in 0..ROWS {
+            tile[r] = new[r].add::<S, T>(simd, decay[r], tile[r]);
+        }
     }
 }
 
-/// [`update`] to a block elsewhere.
+/// [`update`] of a block to one elsewhere.
 #[inline(always)]
 pub(super) fn update_to<S: Simd, T: Real>(
     simd: S,
@@ -78,36 +83,32 @@ pub(super) fn update_to<S: Simd, T: Real>(
     to: &mut [Pair<T::Vector<S>>],
 ) {
     let width = block.len();
-    let tiles = block.as_chunks::<ROWS>().0.iter().zip(to.as_chunks_mut::<ROWS>().0);
-    for (t, (tile, to)) in tiles.enumerate() {
-        *to = updated::<S, T>(simd, decay, rows, width, u, t, tile);
+    let tiles = block.as_chunks::<ROWS>().0.iter().zip(to.as_chunks_mut::<ROWS>().0).zip(decay.as_chunks::<ROWS>().0);
+    for (t, ((tile, to), decay)) in tiles.enumerate() {
+        let new = outer::<S, T>(simd, rows, width, u, t);
+        for r in 0..ROWS {
+            to[r] = new[r].add::<S, T>(simd, decay[r], tile[r]);
+        }
     }
 }
 
-/// The tile `t` of an updated block.
+/// The tile `t` of `rows^T u`.
 #[inline(always)]
-fn updated<S: Simd, T: Real>(
+fn outer<S: Simd, T: Real>(
     simd: S,
-    decay: &[T],
     rows: &[T],
     width: usize,
     u: &[Pair<T::Vector<S>>],
     t: usize,
-    tile: &[Pair<T::Vector<S>>; ROWS],
 ) -> [Pair<T::Vector<S>>; ROWS] {
-    // What is new first, so that the state is rounded once.
-    let mut x = [Pair([T::splat(simd, T::zero()); 2]); ROWS];
+    let mut sums = [Pair([T::splat(simd, T::zero()); 2]); ROWS];
     for (&u, row) in u.iter().zip(rows.chunks_exact(width)) {
         let row = row.as_chunks::<ROWS>().0[t];
         for r in 0..ROWS {
-            x[r] = x[r].add::<S, T>(simd, row[r], u);
+            sums[r] = sums[r].add::<S, T>(simd, row[r], u);
         }
     }
-    let decay = decay.as_chunks::<ROWS>().0[t];
-    for r in 0..ROWS {
-        x[r] = x[r].add::<S, T>(simd, decay[r], tile[r]);
-    }
-    x
+    sums
 }
 
 /// `sums[d] += sum_v block[d][v] columns[v]`: the columns of the block are summed over, as broadcasts, times as many rows
