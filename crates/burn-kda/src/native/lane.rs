@@ -8,8 +8,9 @@ use std::ops::Range;
 use ndarray::{ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, ArrayViewMut2, Axis, s};
 use pulp::{Arch, Simd, WithSimd};
 
-use super::adjoint::{Sums, Transposed, Values, Within};
+use super::adjoint::{Sums, Transposed, Within};
 use super::blocks::Blocks;
+use super::by_token::Values;
 use super::chunk::{CHUNK, Chunk, Token};
 use super::rows::{copy, paste};
 use super::tile::{Pair, padded, update_to};

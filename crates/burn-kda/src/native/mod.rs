@@ -11,6 +11,7 @@
 mod adjoint;
 mod backward;
 mod blocks;
+mod by_token;
 mod chunk;
 mod forward;
 mod lane;
