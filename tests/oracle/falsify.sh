@@ -291,8 +291,6 @@ mutant native_decays_rounded_each_alone native/real.rs \
 mutant native_rounding_of_a_decay_stays_with_its_token native/chunk.rs \
     'T::decays::<FMA>(g, zero, carry_within, a);' 'carry_within.fill(T::zero());
             T::decays::<FMA>(g, zero, carry_within, a);'
-mutant native_rounding_of_a_sum_of_decays_lost native/chunk.rs \
-    'T::vector_add(simd, *rest, error)' '*rest'
 mutant native_kept_states_overwrite_the_first native/task.rs \
     'task.kept.index_axis_mut(Axis(0), start / task.keep_every - 1)' 'task.kept.index_axis_mut(Axis(0), 0)'
 mutant native_tiles_grouped_heads native/forward.rs \
