@@ -283,11 +283,14 @@ mutant native_reads_before_the_write native/chunk.rs \
 mutant native_keys_do_not_decay_within_a_chunk native/chunk.rs \
     'let x = T::vector_mul(simd, rows[n][c], a);' 'let (x, _) = (rows[n][c], a);'
 mutant native_state_does_not_decay native/tile.rs \
-    'tile[r] = x[r].add::<S, T>(simd, decay[r], tile[r]);' 'tile[r] = x[r].add::<S, T>(simd, decay[r] * T::zero() + T::one(), tile[r]);'
+    'tile[r] = new[r].add::<S, T>(simd, decay[r], tile[r]);' 'tile[r] = new[r].add::<S, T>(simd, decay[r] * T::zero() + T::one(), tile[r]);'
 mutant native_step_does_not_decay native/step.rs \
     'T::vector_mul_add(simd, decay, *x, write)' 'T::vector_mul_add(simd, decay, T::splat(simd, T::zero()), T::vector_add(simd, *x, write))'
 mutant native_decays_rounded_each_alone native/real.rs \
     '*carry = want - (got - 1.0);' '*carry = (want - (got - 1.0)) * 0.0;'
+mutant native_rounding_of_a_decay_stays_with_its_token native/chunk.rs \
+    'T::decays::<FMA>(g, zero, carry_within, a);' 'carry_within.fill(T::zero());
+            T::decays::<FMA>(g, zero, carry_within, a);'
 mutant native_kept_states_overwrite_the_first native/task.rs \
     'task.kept.index_axis_mut(Axis(0), start / task.keep_every - 1)' 'task.kept.index_axis_mut(Axis(0), 0)'
 mutant native_tiles_grouped_heads native/forward.rs \
@@ -303,7 +306,7 @@ mutant native_batch_starts_from_its_first_state native/forward.rs \
 
 # The kernels, backward.
 mutant native_output_cotangent_not_scaled native/adjoint.rs \
-    'scale * row[CHUNK + i]' 'row[CHUNK + i]'
+    '*d_pair = scale * *d_pair;' ''
 mutant native_dq_without_its_own_token native/adjoint.rs \
     'dq[i] = fma(simd, by_query, key[i], dq[i]);' 'dq[i] = fma(simd, by_query, if i > j { key[i] } else { zero }, dq[i]);'
 mutant native_dq_without_the_state_before native/adjoint.rs \
@@ -325,13 +328,17 @@ mutant native_dg_of_the_state_without_its_decay native/adjoint.rs \
 mutant native_key_cotangent_does_not_decay native/adjoint.rs \
     'd_key = mul(simd, d_key, a[at]);' ''
 mutant native_state_cotangent_without_the_queries native/adjoint.rs \
-    'cotangents[CHUNK + i] = d_o[i];' 'cotangents[CHUNK + i] = zero;'
+    'cotangents[CHUNK..].copy_from_slice(d_o);' ''
 mutant native_state_cotangent_without_the_predictions native/adjoint.rs \
-    'T::vector_sub(simd, zero.0[m], dv[i].0[m])' 'T::vector_sub(simd, dv[i].0[m], dv[i].0[m])'
+    'cotangents[..CHUNK].copy_from_slice(&d_read);' ''
 mutant native_kept_states_off_by_one_segment native/lane.rs \
     'start / KEEP_EVERY - 1' '(start / KEEP_EVERY).max(2) - 2'
 mutant native_segments_start_from_the_initial_state native/lane.rs \
     '(Some(kept), _) if start > 0 =>' '(Some(kept), _) if start > time =>'
+mutant native_cotangent_in_place_of_its_gradient_ignored native/lane.rs \
+    'if self.in_place {' 'if self.in_place && tokens.start > tokens.end {'
+mutant native_sums_of_the_segment_before native/lane.rs \
+    'sums.reset(simd);' ''
 mutant native_recurrence_without_states_between_segments native/backward.rs \
     'forward(inputs, scale, Some(KEEP_EVERY)).kept' 'forward(inputs, scale, None).kept'
 mutant native_batch_shares_the_first_kept_state native/backward.rs \

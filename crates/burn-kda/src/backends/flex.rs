@@ -27,6 +27,10 @@ impl<T: Real + Element + Pod> Host<T> for Flex {
         view(held).expect("viewable")
     }
 
+    fn is_own(held: &mut FlexTensor) -> bool {
+        held.is_unique() && held.is_contiguous()
+    }
+
     fn view_mut(held: &mut FlexTensor) -> ArrayViewMutD<'_, T> {
         if !held.is_contiguous() {
             *held = held.to_contiguous();

@@ -6,7 +6,7 @@ use ndarray::{Array, ArrayD, ArrayView, ArrayViewD, ArrayViewMutD, Dimension, Ix
 
 use crate::gate::DecayFn;
 use crate::native::layer::{self, Convolution, ConvolutionGradients, Gate, GateGradients, Norm, NormGradients};
-use crate::native::{self, Gradients, KEEP_EVERY, Outputs, Real, Views};
+use crate::native::{self, Gradients, KEEP_EVERY, OfOutput, Outputs, Real, Views};
 use crate::ops::{ConvParams, KdaGradients, KdaOps, KdaTensors, MaybeTensor, Mode, WantedGradients};
 
 /// A backend with tensors of `T` in memory.
@@ -16,6 +16,8 @@ pub(super) trait Host<T>: KdaOps {
 
     fn hold(tensor: FloatTensor<Self>) -> Self::Held;
     fn view(held: &Self::Held) -> ArrayViewD<'_, T>;
+    /// Whether nothing else holds the tensor, which lies row-major.
+    fn is_own(held: &mut Self::Held) -> bool;
     /// Of the memory itself if nothing else holds it, and of a copy otherwise.
     fn view_mut(held: &mut Self::Held) -> ArrayViewMutD<'_, T>;
     fn release(held: Self::Held) -> FloatTensor<Self>;
@@ -66,14 +68,24 @@ pub(super) fn backward<B: Host<T>, T: Real>(
     let inputs = hold(inputs);
     let initial_state = initial_state.into_option().map(B::hold);
     let views = Views::new(inputs.each_ref().map(B::view), initial_state.as_ref().map(B::view));
-    let others = [states].into_iter().chain(cotangents).map(|x| x.into_option().map(B::hold));
-    let others: Vec<_> = others.collect();
-    let [kept, d_o, d_final_state] = [0, 1, 2].map(|i| others[i].as_ref().map(|x| native::four(B::view(x))));
+    let [d_o, d_final_state] = cotangents;
+    let [states, mut d_o, d_final_state] = [states, d_o, d_final_state].map(|x| x.into_option().map(B::hold));
+    let view = |held| native::four(B::view(held));
+    // Both have one shape: the gradient of the values takes the memory of a cotangent that nothing else needs.
+    let in_place = wanted.v && d_o.as_mut().is_some_and(B::is_own);
+    let of_output = match &mut d_o {
+        Some(d_o) if in_place => OfOutput::ForValues(native::four(B::view_mut(d_o))),
+        Some(d_o) => OfOutput::Given(view(d_o)),
+        None => OfOutput::Zero,
+    };
+    let (kept, d_final_state) = (states.as_ref().map(view), d_final_state.as_ref().map(view));
     let Gradients { q, k, v, g, beta, initial_state } =
-        native::backward(&views, kept, d_o, d_final_state, scale, wanted);
-    let [q, k, v, g, initial_state] =
-        [q, k, v, g, initial_state].map(|x| x.map(|x| B::from_array(x.into_dyn())).into());
-    KdaGradients { q, k, v, g, beta: beta.map(|x| B::from_array(x.into_dyn())).into(), initial_state }
+        native::backward(&views, kept, of_output, d_final_state, scale, wanted);
+    let [q, k, v, g, initial_state] = [q, k, v, g, initial_state].map(|x| x.map(|x| B::from_array(x.into_dyn())));
+    let v = if in_place { d_o.map(B::release) } else { v };
+    let beta = beta.map(|x| B::from_array(x.into_dyn()));
+    let [q, k, v, g, beta, initial_state] = [q, k, v, g, beta, initial_state].map(MaybeTensor::from);
+    KdaGradients { q, k, v, g, beta, initial_state }
 }
 
 fn hold<B: Host<T>, T>(KdaTensors { q, k, v, g, beta }: KdaTensors<B>) -> [B::Held; 5] {

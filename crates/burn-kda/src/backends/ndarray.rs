@@ -29,6 +29,10 @@ macro_rules! host {
                 held.view()
             }
 
+            fn is_own(held: &mut Self::Held) -> bool {
+                held.is_unique() && held.is_standard_layout()
+            }
+
             fn view_mut(held: &mut Self::Held) -> ArrayViewMutD<'_, $float> {
                 held.view_mut()
             }

@@ -17,67 +17,55 @@
 use pulp::Simd;
 
 use super::Real;
+use super::by_token::{ByToken, Values};
 use super::chunk::{CHUNK, Chunk};
-use super::tile::{Pair, contract, multiply, update};
-
-type Values<T, S> = [Pair<<T as Real>::Vector<S>>; CHUNK];
+use super::rows::Aligned;
+use super::tile::{Pair, multiply, update};
 
 /// Sums over the value channels of a chunk.
 pub(super) struct Sums<T: Real, S: Simd> {
-    /// `[K, CHUNK]`: `dW`, transposed.
-    write: Vec<T::Vector<S>>,
-    /// `[K, 2 CHUNK]`: `dQ` and `dR`, transposed.
-    read: Vec<T::Vector<S>>,
-    /// `[CHUNK, 2 CHUNK]`: for each `u_j`, its products with `do_i` and with `-de_i`.
-    pairs: Vec<T::Vector<S>>,
+    /// `[K, CHUNK]`: `dW`.
+    write: ByToken<T>,
+    /// `[K, 2 CHUNK]`: `dR` and `dQ`.
+    read: ByToken<T>,
+    /// `[CHUNK, 2 CHUNK]`: for each `u_j`, its products with `-de_i` and with `do_i`.
+    pairs: ByToken<T>,
     /// `[K]`: of `D` with the state, before lanes are added up.
     decay: Vec<T::Vector<S>>,
     /// `dbeta`, before lanes are added up.
     beta: [T::Vector<S>; CHUNK],
 }
 
-/// Values of a block with channels as rows: `[2 vectors, CHUNK]` or `[2 vectors, 2 CHUNK]`.
+/// Values of a block with channels as rows: `[2 vectors, CHUNK]` and `[2 vectors, 2 CHUNK]`.
 pub(super) struct Transposed<T> {
-    u: Vec<T>,
-    cotangents: Vec<T>,
-}
-
-fn whole<S: Simd, T: Real>(tokens: usize) -> usize {
-    tokens.next_multiple_of(T::lanes::<S>())
+    u: ByToken<T>,
+    cotangents: ByToken<T>,
 }
 
 impl<T: Real> Transposed<T> {
     pub fn new<S: Simd>() -> Self {
-        let rows = |tokens| vec![T::zero(); 2 * T::lanes::<S>() * whole::<S, T>(tokens)];
-        Self { u: rows(CHUNK), cotangents: rows(2 * CHUNK) }
-    }
-}
-
-#[inline(always)]
-fn transpose<S: Simd, T: Real>(values: &[Pair<T::Vector<S>>], to: &mut [T]) {
-    let stride = whole::<S, T>(values.len());
-    for (i, value) in values.iter().enumerate() {
-        for (row, &x) in to.chunks_exact_mut(stride).zip(T::scalars::<S>(&value.0)) {
-            row[i] = x;
-        }
+        let rows = 2 * T::lanes::<S>();
+        Self { u: ByToken::zeros::<S>(rows, CHUNK), cotangents: ByToken::zeros::<S>(rows, 2 * CHUNK) }
     }
 }
 
 impl<T: Real, S: Simd> Sums<T, S> {
     pub fn new(simd: S, width: usize) -> Self {
         let zero = T::splat(simd, T::zero());
-        let rows = |rows: usize, tokens| vec![zero; rows * whole::<S, T>(tokens) / T::lanes::<S>()];
         Self {
-            write: rows(width, CHUNK),
-            read: rows(width, 2 * CHUNK),
-            pairs: rows(CHUNK, 2 * CHUNK),
+            write: ByToken::zeros::<S>(width, CHUNK),
+            read: ByToken::zeros::<S>(width, 2 * CHUNK),
+            pairs: ByToken::zeros::<S>(CHUNK, 2 * CHUNK),
             decay: vec![zero; width],
             beta: [zero; CHUNK],
         }
     }
 
     pub fn reset(&mut self, simd: S) {
-        for sums in [&mut self.write[..], &mut self.read, &mut self.pairs, &mut self.decay, &mut self.beta] {
+        for sums in [&mut self.write, &mut self.read, &mut self.pairs] {
+            sums.numbers.fill(T::zero());
+        }
+        for sums in [&mut self.decay[..], &mut self.beta] {
             sums.fill(T::splat(simd, T::zero()));
         }
     }
@@ -143,24 +131,22 @@ impl<T: Real> Chunk<T> {
                 sums.beta[j] = T::vector_mul_add(simd, sum[j], errors[j].0[m], sums.beta[j]);
             }
         }
-        // Of the keys, then of the queries, as the chunk reads.
-        let mut cotangents = [zero; 2 * CHUNK];
-        for i in 0..CHUNK {
-            for m in 0..2 {
-                cotangents[i].0[m] = T::vector_sub(simd, zero.0[m], dv[i].0[m]);
-            }
-            cotangents[CHUNK + i] = d_o[i];
-        }
-        transpose::<S, T>(&cotangents, &mut transposed.cotangents);
-        transpose::<S, T>(u, &mut transposed.u);
-        let columns = T::vectors::<S>(&transposed.cotangents);
-        contract::<S, T>(simd, before, columns, &mut sums.read);
-        contract::<S, T>(simd, u, columns, &mut sums.pairs);
-        contract::<S, T>(simd, d_state, T::vectors::<S>(&transposed.u), &mut sums.write);
+        // Of what the keys read.
+        let d_read = dv.map(|Pair(x)| Pair(x.map(|x| T::vector_sub(simd, zero.0[0], x))));
+        transposed.cotangents.transpose::<S>(0, &d_read);
+        transposed.cotangents.transpose::<S>(1, d_o);
+        transposed.u.transpose::<S>(0, u);
+        sums.read.add(simd, before, &transposed.cotangents);
+        sums.pairs.add(simd, u, &transposed.cotangents);
+        sums.write.add(simd, d_state, &transposed.u);
         for ((sum, Pair(s)), Pair(d)) in sums.decay.iter_mut().zip(before).zip(&*d_state) {
             let half = T::vector_mul_add(simd, s[0], d[0], *sum);
             *sum = T::vector_mul_add(simd, s[1], d[1], half);
         }
+        // Of the keys, then of the queries, as the chunk reads.
+        let mut cotangents = [zero; 2 * CHUNK];
+        cotangents[..CHUNK].copy_from_slice(&d_read);
+        cotangents[CHUNK..].copy_from_slice(d_o);
         update(simd, &self.decay, &self.reads, &cotangents, d_state);
         dv
     }
@@ -185,27 +171,27 @@ fn eight<S: Simd, T: Real>(simd: S, rows: &[T], block: &[Pair<T::Vector<S>>]) ->
 
 /// Rows of `K` of each token of a chunk, `[CHUNK, K]`.
 pub(super) struct Within<T> {
-    width: usize,
     /// Unscaled.
-    pub q: Vec<T>,
-    pub k: Vec<T>,
-    pub g: Vec<T>,
-    decay: Vec<T>,
-    pub dq: Vec<T>,
-    pub dk: Vec<T>,
-    pub dg: Vec<T>,
+    pub q: Aligned<T>,
+    pub k: Aligned<T>,
+    pub g: Aligned<T>,
+    decay: Aligned<T>,
+    pub dq: Aligned<T>,
+    pub dk: Aligned<T>,
+    pub dg: Aligned<T>,
     pub d_beta: [T; CHUNK],
     /// `dW`, `dR` and `dQ`.
-    d_write: Vec<T>,
-    d_read: [Vec<T>; 2],
-    d_decay: Vec<T>,
+    d_write: Aligned<T>,
+    d_read: [Aligned<T>; 2],
+    d_decay: Aligned<T>,
+    carry: Aligned<T>,
+    zero: Aligned<T>,
 }
 
 impl<T: Real> Within<T> {
     pub fn new(width: usize) -> Self {
-        let rows = || vec![T::zero(); CHUNK * width];
+        let rows = || Aligned::zeros(CHUNK * width);
         Self {
-            width,
             q: rows(),
             k: rows(),
             g: rows(),
@@ -216,42 +202,37 @@ impl<T: Real> Within<T> {
             d_beta: [T::zero(); CHUNK],
             d_write: rows(),
             d_read: [rows(), rows()],
-            d_decay: vec![T::zero(); width],
+            d_decay: Aligned::zeros(width),
+            carry: Aligned::zeros(width),
+            zero: Aligned::zeros(width),
         }
     }
 
-    /// From the sums over value channels, and `q`, `k` and `g`, to their gradients and that of `beta`.
+    /// From the sums over value channels, `q`, `k` and `g` to their gradients and that of `beta`.
     #[inline(always)]
     pub fn back<S: Simd, const FMA: bool>(&mut self, simd: S, chunk: &Chunk<T>, sums: &Sums<T, S>, scale: T) {
-        let width = self.width;
-        let (mut carry, zero) = (vec![T::zero(); width], vec![T::zero(); width]);
+        let width = self.zero.len();
+        self.carry.fill(T::zero());
         for (g, decay) in self.g.chunks_exact(width).zip(self.decay.chunks_exact_mut(width)) {
-            T::decays::<FMA>(g, &zero, &mut carry, decay);
+            T::decays::<FMA>(g, &self.zero, &mut self.carry, decay);
         }
         for i in 0..CHUNK {
             self.d_beta[i] = T::total(simd, sums.beta[i]);
         }
-        let (one, two) = (whole::<S, T>(CHUNK), whole::<S, T>(2 * CHUNK));
-        for (d, row) in T::scalars::<S>(&sums.write).chunks_exact(one).enumerate() {
-            for (i, &x) in row[..CHUNK].iter().enumerate() {
-                self.d_write[i * width + d] = x;
-            }
+        sums.write.rows(0, &mut self.d_write);
+        for (chunk, rows) in self.d_read.iter_mut().enumerate() {
+            sums.read.rows(chunk, rows);
         }
-        for (d, row) in T::scalars::<S>(&sums.read).chunks_exact(two).enumerate() {
-            for (i, &x) in row[..CHUNK].iter().enumerate() {
-                self.d_read[0][i * width + d] = x;
-                self.d_read[1][i * width + d] = row[CHUNK + i];
-            }
-        }
-        for ((d_decay, &sum), &decay) in self.d_decay.iter_mut().zip(&sums.decay).zip(&chunk.decay) {
+        for ((d_decay, &sum), &decay) in self.d_decay.iter_mut().zip(&sums.decay).zip(&*chunk.decay) {
             *d_decay = decay * T::total(simd, sum);
         }
         // `[i][j]`: of `k_i . A_{i,j} k_j`, and of `q_i . A_{i,j} k_j`.
         let mut d_pairs = [[[T::zero(); CHUNK]; CHUNK]; 2];
-        for (j, row) in T::scalars::<S>(&sums.pairs).chunks_exact(two).enumerate() {
-            for i in 0..CHUNK {
-                (d_pairs[0][i][j], d_pairs[1][i][j]) = (row[i], scale * row[CHUNK + i]);
-            }
+        for (chunk, d_pairs) in d_pairs.iter_mut().enumerate() {
+            sums.pairs.rows(chunk, d_pairs.as_flattened_mut());
+        }
+        for d_pair in d_pairs[1].as_flattened_mut() {
+            *d_pair = scale * *d_pair;
         }
         let [by_key, by_query] = d_pairs;
 

@@ -1,10 +1,11 @@
 //! Gradients of the recurrence, one task per value head of a batch row.
 
-use ndarray::{Array3, Array4, ArrayView4, ArrayViewMut2, Axis, s};
+use ndarray::{Array4, ArrayView4, ArrayViewMut2, ArrayViewMut4, Axis, s};
 
-use super::forward::{cut, forward, run_all};
-use super::lane::Lane;
-use super::{Gradients, KEEP_EVERY, Real, Views};
+use super::forward::{cut, forward, groups, run_all};
+use super::lane::{Group, Lane};
+use super::pages::zeros;
+use super::{Gradients, KEEP_EVERY, OfOutput, Real, Views};
 use crate::ops::WantedGradients;
 
 /// The wanted gradients from the cotangents of output and final state; a missing cotangent is zero. `kept` is what [`forward`]
@@ -12,7 +13,7 @@ use crate::ops::WantedGradients;
 pub(crate) fn backward<T: Real>(
     inputs: &Views<T>,
     kept: Option<ArrayView4<T>>,
-    d_o: Option<ArrayView4<T>>,
+    d_o: OfOutput<T>,
     d_final_state: Option<ArrayView4<T>>,
     scale: f64,
     wanted: WantedGradients,
@@ -27,42 +28,51 @@ pub(crate) fn backward<T: Real>(
     let kept = kept.or(again.as_ref().map(|kept| kept.view()));
 
     // Of queries and keys as each value head reads them.
-    let per_value_head = || Array4::<T>::zeros([batch, time, value_heads, key_dim]);
+    let per_value_head = || zeros::<T, _>([batch, time, value_heads, key_dim]);
     let [mut q, mut k, mut g] = [wanted.q, wanted.k, wanted.g].map(|wanted| wanted.then(per_value_head));
-    let mut v = wanted.v.then(|| Array4::zeros([batch, time, value_heads, value_dim]));
-    let mut beta = wanted.beta.then(|| Array3::zeros([batch, time, value_heads]));
-    let mut initial_state = wanted.initial_state.then(|| Array4::zeros([batch, value_heads, key_dim, value_dim]));
-    let tasks: Vec<_> = {
-        let [mut dq, mut dk, mut dv, mut dg] = [&mut q, &mut k, &mut v, &mut g].map(|x| parts(x, Axis(2)));
-        let mut d_state = parts(&mut initial_state, Axis(1));
+    let (d_o, mut dv) = match d_o {
+        OfOutput::Zero => (None, None),
+        OfOutput::Given(d_o) => (Some(d_o), None),
+        OfOutput::ForValues(dv) => (None, Some(dv)),
+    };
+    let in_place = dv.is_some();
+    let mut v = (wanted.v && !in_place).then(|| zeros([batch, time, value_heads, value_dim]));
+    dv = dv.or_else(|| v.as_mut().map(|v| v.view_mut()));
+    let mut beta = wanted.beta.then(|| zeros([batch, time, value_heads]));
+    let mut initial_state = wanted.initial_state.then(|| zeros([batch, value_heads, key_dim, value_dim]));
+    let tasks = {
+        let [mut dq, mut dk, mut dg] =
+            [&mut q, &mut k, &mut g].map(|x| parts(x.as_mut().map(|x| x.view_mut()), Axis(2)));
+        let mut dv = parts(dv, Axis(2));
+        let mut d_state = parts(initial_state.as_mut().map(|x| x.view_mut()), Axis(1));
         let mut d_beta = beta.iter_mut().flat_map(|beta| {
             cut(beta.view_mut(), Axis(0), 1).flat_map(|x| cut(x, Axis(2), 1)).map(|x| x.slice_move(s![0, .., 0]))
         });
-        (0..lanes)
-            .map(|lane| {
-                let (b, hv) = (lane / value_heads, lane % value_heads);
-                Lane {
-                    q: inputs.q.slice(s![b, .., hv / group, ..]),
-                    k: inputs.k.slice(s![b, .., hv / group, ..]),
-                    v: inputs.v.slice(s![b, .., hv, ..]),
-                    g: inputs.g.slice(s![b, .., hv, ..]),
-                    beta: inputs.beta.slice(s![b, .., hv]),
-                    state: inputs.initial_state.as_ref().map(|state| state.slice(s![b, hv, .., ..])),
-                    kept: kept.as_ref().map(|kept| kept.slice(s![.., lane, .., ..])),
-                    d_o: d_o.as_ref().map(|d_o| d_o.slice(s![b, .., hv, ..])),
-                    d_final_state: d_final_state.as_ref().map(|d_state| d_state.slice(s![b, hv, .., ..])),
-                    scale: T::from(scale).expect("a float"),
-                    dq: dq.next(),
-                    dk: dk.next(),
-                    dv: dv.next(),
-                    dg: dg.next(),
-                    d_beta: d_beta.next(),
-                    d_state: d_state.next(),
-                }
-            })
-            .collect()
+        let tasks = (0..lanes).map(|lane| {
+            let (b, hv) = (lane / value_heads, lane % value_heads);
+            Lane {
+                q: inputs.q.slice(s![b, .., hv / group, ..]),
+                k: inputs.k.slice(s![b, .., hv / group, ..]),
+                v: inputs.v.slice(s![b, .., hv, ..]),
+                g: inputs.g.slice(s![b, .., hv, ..]),
+                beta: inputs.beta.slice(s![b, .., hv]),
+                state: inputs.initial_state.as_ref().map(|state| state.slice(s![b, hv, .., ..])),
+                kept: kept.as_ref().map(|kept| kept.slice(s![.., lane, .., ..])),
+                d_o: d_o.as_ref().map(|d_o| d_o.slice(s![b, .., hv, ..])),
+                d_final_state: d_final_state.as_ref().map(|d_state| d_state.slice(s![b, hv, .., ..])),
+                scale: T::from(scale).expect("a float"),
+                in_place,
+                dq: dq.next(),
+                dk: dk.next(),
+                dv: dv.next(),
+                dg: dg.next(),
+                d_beta: d_beta.next(),
+                d_state: d_state.next(),
+            }
+        });
+        groups(tasks, lanes, Group)
     };
-    run_all(tasks, lanes * time * key_dim * value_dim, Lane::run);
+    run_all(tasks, lanes * time * key_dim * value_dim, Group::run);
 
     let of_heads = |x: Array4<T>| match group {
         1 => x,
@@ -75,9 +85,9 @@ pub(crate) fn backward<T: Real>(
 }
 
 /// The matrices of a wanted gradient, one per lane; `heads` is its axis of heads.
-fn parts<T>(gradient: &mut Option<Array4<T>>, heads: Axis) -> impl Iterator<Item = ArrayViewMut2<'_, T>> {
-    gradient.iter_mut().flat_map(move |gradient| {
-        cut(gradient.view_mut(), Axis(0), 1)
+fn parts<T>(gradient: Option<ArrayViewMut4<T>>, heads: Axis) -> impl Iterator<Item = ArrayViewMut2<T>> {
+    gradient.into_iter().flat_map(move |gradient| {
+        cut(gradient, Axis(0), 1)
             .flat_map(move |row| cut(row, heads, 1))
             .map(move |lane| lane.index_axis_move(heads, 0).index_axis_move(Axis(0), 0))
     })

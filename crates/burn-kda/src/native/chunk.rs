@@ -14,7 +14,7 @@ use ndarray::ArrayView1;
 use pulp::Simd;
 
 use super::Real;
-use super::rows::copy;
+use super::rows::{Aligned, copy};
 use super::tile::{Pair, multiply};
 
 /// Tokens of a chunk.
@@ -24,11 +24,11 @@ pub(super) struct Chunk<T> {
     /// `K`, padded with channels of zeros.
     width: usize,
     /// Over the chunk.
-    pub decay: Vec<T>,
+    pub decay: Aligned<T>,
     /// Keys, then scaled queries, times the decays up to their token, `[2 CHUNK, K]`.
-    pub reads: Vec<T>,
+    pub reads: Aligned<T>,
     /// Keys times the decays after their token, `[CHUNK, K]`.
-    pub writes: Vec<T>,
+    pub writes: Aligned<T>,
     /// `-k_i . A_{i,j} k_j` for `j < i`.
     pub meet: [[T; CHUNK]; CHUNK],
     /// The same times `beta_i`.
@@ -38,7 +38,7 @@ pub(super) struct Chunk<T> {
     pub beta: [T; CHUNK],
     pub tokens: usize,
     /// Of one token.
-    rows: [Vec<T>; 8],
+    rows: [Aligned<T>; 8],
 }
 
 /// One token of the inputs of one head.
@@ -52,7 +52,7 @@ pub(super) struct Token<'a, T> {
 impl<T: Real> Chunk<T> {
     /// `width` is a multiple of [`WIDTH`](super::tile::width).
     pub fn new(width: usize) -> Self {
-        let rows = |rows: usize| vec![T::zero(); rows * width];
+        let rows = |rows: usize| Aligned::zeros(rows * width);
         Self {
             width,
             decay: rows(1),

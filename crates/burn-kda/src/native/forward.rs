@@ -1,8 +1,9 @@
 //! One task per value head of a batch row, or per part of its columns where there are fewer heads than cores.
 
-use ndarray::{Array4, ArrayViewMut, Axis, Dimension, s};
+use ndarray::{ArrayViewMut, Axis, Dimension, s};
 use rayon::prelude::*;
 
+use super::pages::zeros;
 use super::task::{Group, Task};
 use super::{Outputs, Real, Views};
 
@@ -24,11 +25,11 @@ pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep_every: Option
     let group = value_heads / heads;
     let scale = T::from(scale).expect("a float");
 
-    let mut o = Array4::zeros([batch, time, value_heads, value_dim]);
-    let mut final_state = Array4::zeros([batch, value_heads, key_dim, value_dim]);
+    let mut o = zeros([batch, time, value_heads, value_dim]);
+    let mut final_state = zeros([batch, value_heads, key_dim, value_dim]);
     let keep_every = keep_every.filter(|&every| every < time);
     let kept_states = keep_every.map_or(0, |every| (time - 1) / every);
-    let mut kept = Array4::zeros([kept_states, lanes, key_dim, value_dim]);
+    let mut kept = zeros([kept_states, lanes, key_dim, value_dim]);
 
     let threads = rayon::current_num_threads();
     let columns = if threads == 1 || lanes >= 4 * threads { value_dim } else { COLUMNS };
@@ -40,8 +41,8 @@ pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep_every: Option
         .flat_map(|state| cut(state, Axis(1), 1))
         .flat_map(|state| cut(state, Axis(3), columns));
     let kept_parts = cut(kept.view_mut(), Axis(1), 1).flat_map(|states| cut(states, Axis(3), columns));
-    let mut tasks = ((0..lanes).flat_map(parts).zip(o_parts).zip(final_parts).zip(kept_parts))
-        .map(|((((l, part), o), final_state), kept)| {
+    let tasks = ((0..lanes).flat_map(parts).zip(o_parts).zip(final_parts).zip(kept_parts)).map(
+        |((((l, part), o), final_state), kept)| {
             let (b, hv) = lane(l);
             Task {
                 q: inputs.q.slice(s![b, .., hv / group, ..]),
@@ -56,17 +57,22 @@ pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep_every: Option
                 final_state: final_state.slice_move(s![0, 0, .., ..]),
                 kept: kept.slice_move(s![.., 0, .., ..]),
             }
-        })
-        .peekable();
-    let size = (lanes * value_dim.div_ceil(columns) / (2 * threads)).clamp(1, GROUP);
-    let groups: Vec<_> = std::iter::from_fn(|| {
-        tasks.peek()?;
-        Some(Group(tasks.by_ref().take(size).collect()))
-    })
-    .collect();
-    drop(tasks);
-    run_all(groups, lanes * time * key_dim * value_dim, Group::run);
+        },
+    );
+    let count = lanes * value_dim.div_ceil(columns);
+    run_all(groups(tasks, count, Group), lanes * time * key_dim * value_dim, Group::run);
     Outputs { o, final_state, kept: (kept_states > 0).then_some(kept) }
+}
+
+/// Tasks that take turns, `count` all in all, with work for each thread.
+pub(super) fn groups<T, G>(tasks: impl Iterator<Item = T>, count: usize, group: impl Fn(Vec<T>) -> G) -> Vec<G> {
+    let mut tasks = tasks.peekable();
+    let size = (count / (2 * rayon::current_num_threads())).clamp(1, GROUP);
+    std::iter::from_fn(|| {
+        tasks.peek()?;
+        Some(group(tasks.by_ref().take(size).collect()))
+    })
+    .collect()
 }
 
 /// Runs tasks of so many multiply-adds together.

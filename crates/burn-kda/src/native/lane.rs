@@ -3,15 +3,17 @@
 //! Segments of [`KEEP_EVERY`] tokens, from the last to the first. In each, one block of columns after the other goes
 //! forward again, leaving its state before every chunk, and back.
 
-use ndarray::{ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, ArrayViewMut2, Axis};
+use std::ops::Range;
+
+use ndarray::{ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, ArrayViewMut2, Axis, s};
 use pulp::{Arch, Simd, WithSimd};
 
 use super::adjoint::{Sums, Transposed, Within};
+use super::blocks::Blocks;
+use super::by_token::Values;
 use super::chunk::{CHUNK, Chunk, Token};
-use super::prefetch::prefetch;
 use super::rows::{copy, paste};
-use super::state::State;
-use super::tile::{Pair, padded, update};
+use super::tile::{Pair, padded, update_to};
 use super::{KEEP_EVERY, Real};
 
 pub(super) struct Lane<'a, T> {
@@ -33,6 +35,8 @@ pub(super) struct Lane<'a, T> {
     /// `[K, V]`.
     pub d_final_state: Option<ArrayView2<'a, T>>,
     pub scale: T,
+    /// Whether what is in `dv` so far is `d_o`.
+    pub in_place: bool,
     /// As the inputs; none if it is not wanted.
     pub dq: Option<ArrayViewMut2<'a, T>>,
     pub dk: Option<ArrayViewMut2<'a, T>>,
@@ -42,14 +46,17 @@ pub(super) struct Lane<'a, T> {
     pub d_state: Option<ArrayViewMut2<'a, T>>,
 }
 
-impl<T: Real> Lane<'_, T> {
+/// Lanes of one thread, which take turns at a segment, as those of the forward pass do.
+pub(super) struct Group<'a, T>(pub Vec<Lane<'a, T>>);
+
+impl<T: Real> Group<'_, T> {
     /// With the vectors that the machine has.
     pub fn run(self) {
         Arch::new().dispatch(self);
     }
 }
 
-impl<T: Real> WithSimd for Lane<'_, T> {
+impl<T: Real> WithSimd for Group<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -58,130 +65,153 @@ impl<T: Real> WithSimd for Lane<'_, T> {
     }
 }
 
-impl<T: Real> Lane<'_, T> {
+impl<T: Real> Group<'_, T> {
     #[inline(always)]
     fn go<S: Simd, const FMA: bool>(mut self, simd: S) {
-        let (time, key_dim) = self.q.dim();
-        let value_dim = self.v.ncols();
+        let (time, key_dim) = self.0[0].q.dim();
+        let value_dim = self.0[0].v.ncols();
         let width = padded::<S, T>(key_dim);
-        let lanes = T::lanes::<S>();
-        let columns = value_dim.next_multiple_of(2 * lanes);
-        let count = KEEP_EVERY.min(time).div_ceil(CHUNK);
-
-        let mut chunks: Vec<_> = (0..count).map(|_| Chunk::new(width)).collect();
-        let mut sums: Vec<_> = (0..count).map(|_| Sums::<T, S>::new(simd, width)).collect();
-        let mut within = Within::new(width);
-        let mut transposed = Transposed::new::<S>();
-        let mut d_state = State::<T, S>::zeros(simd, width, value_dim);
-        if let Some(d_final_state) = self.d_final_state {
-            d_state.load(d_final_state);
-        }
-        let mut state = State::<T, S>::zeros(simd, width, value_dim);
-        let zero = Pair([T::splat(simd, T::zero()); 2]);
-        // Of one block, before each chunk, and what its tokens write.
-        let mut before = vec![zero; count * width];
-        let mut writes = vec![[[zero; CHUNK]; 2]; count];
-        // `[tokens, V]`, padded.
-        let buffer = || vec![T::zero(); count * CHUNK * columns];
-        let (mut v, mut d_o, mut dv) = (buffer(), buffer(), buffer());
-
+        let mut scratch = Scratch::<T, S>::new(simd, KEEP_EVERY.min(time).div_ceil(CHUNK), width, value_dim);
+        let d_states = self.0.iter().map(|lane| {
+            let mut d_state = Blocks::zeros(simd, width, value_dim);
+            if let Some(d_final_state) = lane.d_final_state {
+                d_state.load(d_final_state);
+            }
+            d_state
+        });
+        let mut d_states: Vec<_> = d_states.collect();
         for start in (0..time).step_by(KEEP_EVERY).rev() {
-            let tokens = start..time.min(start + KEEP_EVERY);
-            let used = tokens.len().div_ceil(CHUNK);
-            let mut carry = vec![T::zero(); width];
-            for ((c, chunk), sums) in (0..used).zip(&mut chunks).zip(&mut sums) {
-                let tokens = start + c * CHUNK..tokens.end.min(start + (c + 1) * CHUNK);
-                let inputs =
-                    tokens.map(|t| Token { q: self.q.row(t), k: self.k.row(t), g: self.g.row(t), beta: self.beta[t] });
-                chunk.prepare::<S, FMA>(simd, inputs, self.scale, &mut carry);
-                sums.reset(simd);
+            for (lane, d_state) in self.0.iter_mut().zip(&mut d_states) {
+                lane.segment::<S, FMA>(simd, start..time.min(start + KEEP_EVERY), d_state, &mut scratch);
             }
-            for rows in [&mut v, &mut d_o] {
-                rows[tokens.len() * columns..].fill(T::zero());
+        }
+        for (lane, mut d_state) in self.0.into_iter().zip(d_states) {
+            if let Some(gradient) = lane.d_state {
+                d_state.store(gradient);
             }
-            for (n, t) in tokens.clone().enumerate() {
-                copy(self.v.row(t), &mut v[n * columns..][..value_dim]);
-                if let Some(of_all) = &self.d_o {
-                    copy(of_all.row(t), &mut d_o[n * columns..][..value_dim]);
-                }
-            }
-            match (&self.kept, &self.state) {
-                (Some(kept), _) if start > 0 => state.load(kept.index_axis(Axis(0), start / KEEP_EVERY - 1)),
-                (_, Some(state_before)) => state.load(state_before.view()),
-                _ => state.blocks.fill(zero),
-            }
+        }
+    }
+}
 
-            let blocks = state.blocks.chunks_exact_mut(width).zip(d_state.blocks.chunks_exact_mut(width));
-            let block_count = columns / (2 * lanes);
-            for (b, (state, d_state)) in blocks.enumerate() {
-                // Some of the segment that comes next each time.
-                for n in b * KEEP_EVERY / block_count..(b + 1) * KEEP_EVERY / block_count {
-                    let Some(t) = (start + n).checked_sub(KEEP_EVERY) else { continue };
-                    for row in [self.q.row(t), self.k.row(t), self.v.row(t), self.g.row(t)] {
-                        prefetch(row);
-                    }
-                    if let Some(d_o) = &self.d_o {
-                        prefetch(d_o.row(t));
-                    }
-                }
-                let at = |n: usize| n * columns / lanes + 2 * b;
-                let values = |x: &[T], c: usize| {
-                    let (x, mut values) = (T::vectors::<S>(x), [zero; CHUNK]);
-                    for (i, value) in values.iter_mut().enumerate() {
-                        value.0.copy_from_slice(&x[at(c * CHUNK + i)..][..2]);
-                    }
-                    values
-                };
-                for (c, chunk) in chunks[..used].iter().enumerate() {
-                    before[c * width..][..width].copy_from_slice(state);
-                    writes[c] = chunk.errors(simd, state, &values(&v, c));
-                    if c + 1 < used {
-                        update(simd, &chunk.decay, &chunk.writes, &writes[c][0], state);
-                    }
-                }
-                for (c, (chunk, sums)) in chunks[..used].iter().zip(&mut sums).enumerate().rev() {
-                    let before = &before[c * width..][..width];
-                    let ([u, errors], d_o) = (&writes[c], values(&d_o, c));
-                    let d_values = chunk.block_back(simd, before, d_state, [u, errors, &d_o], sums, &mut transposed);
-                    let dv = T::vectors_mut::<S>(&mut dv);
-                    for (i, d_value) in d_values.iter().enumerate() {
-                        dv[at(c * CHUNK + i)..][..2].copy_from_slice(&d_value.0);
-                    }
-                }
-            }
+/// Of a segment.
+struct Scratch<T: Real, S: Simd> {
+    chunks: Vec<Chunk<T>>,
+    sums: Vec<Sums<T, S>>,
+    within: Within<T>,
+    transposed: Transposed<T>,
+    /// Before the segment.
+    state: Blocks<T, S>,
+    /// Of one block, before each chunk, and what its tokens write.
+    before: Vec<Pair<T::Vector<S>>>,
+    writes: Vec<[Values<T, S>; 2]>,
+    /// `[tokens, V]`.
+    v: Blocks<T, S>,
+    d_o: Blocks<T, S>,
+    dv: Blocks<T, S>,
+    carry: Vec<T>,
+}
 
-            for (c, (chunk, sums)) in chunks[..used].iter().zip(&sums).enumerate() {
-                for rows in [&mut within.q, &mut within.k, &mut within.g] {
-                    rows.fill(T::zero());
-                }
-                for i in 0..chunk.tokens {
-                    let (t, row) = (start + c * CHUNK + i, i * width..i * width + key_dim);
-                    copy(self.q.row(t), &mut within.q[row.clone()]);
-                    copy(self.k.row(t), &mut within.k[row.clone()]);
-                    copy(self.g.row(t), &mut within.g[row]);
-                }
-                within.back::<S, FMA>(simd, chunk, sums, self.scale);
-                for i in 0..chunk.tokens {
-                    let t = start + c * CHUNK + i;
-                    let of_keys = [(&within.dq, &mut self.dq), (&within.dk, &mut self.dk), (&within.dg, &mut self.dg)];
-                    for (rows, gradient) in of_keys {
-                        if let Some(gradient) = gradient {
-                            paste(&rows[i * width..][..key_dim], gradient.row_mut(t));
-                        }
-                    }
-                    if let Some(gradient) = &mut self.d_beta {
-                        gradient[t] = within.d_beta[i];
-                    }
+impl<T: Real, S: Simd> Scratch<T, S> {
+    /// Of so many chunks.
+    fn new(simd: S, count: usize, width: usize, value_dim: usize) -> Self {
+        let values = || Blocks::zeros(simd, count * CHUNK, value_dim);
+        let zero = Pair([T::splat(simd, T::zero()); 2]);
+        Self {
+            chunks: (0..count).map(|_| Chunk::new(width)).collect(),
+            sums: (0..count).map(|_| Sums::new(simd, width)).collect(),
+            within: Within::new(width),
+            transposed: Transposed::new::<S>(),
+            state: Blocks::zeros(simd, width, value_dim),
+            before: vec![zero; count * width],
+            writes: vec![[[zero; CHUNK]; 2]; count],
+            v: values(),
+            d_o: values(),
+            dv: values(),
+            carry: vec![T::zero(); width],
+        }
+    }
+}
+
+impl<T: Real> Lane<'_, T> {
+    /// Takes the cotangent of the state after some tokens to that of the state before.
+    #[inline(always)]
+    fn segment<S: Simd, const FMA: bool>(
+        &mut self,
+        simd: S,
+        tokens: Range<usize>,
+        d_state: &mut Blocks<T, S>,
+        scratch: &mut Scratch<T, S>,
+    ) {
+        let Scratch { chunks, sums, within, transposed, state, before, writes, v, d_o, dv, carry } = scratch;
+        let (key_dim, width, start) = (self.q.ncols(), state.height, tokens.start);
+        let used = tokens.len().div_ceil(CHUNK);
+        let of_chunk = |c: usize| start + c * CHUNK..tokens.end.min(start + (c + 1) * CHUNK);
+
+        carry.fill(T::zero());
+        for ((c, chunk), sums) in (0..used).zip(&mut *chunks).zip(&mut *sums) {
+            let inputs =
+                of_chunk(c).map(|t| Token { q: self.q.row(t), k: self.k.row(t), g: self.g.row(t), beta: self.beta[t] });
+            chunk.prepare::<S, FMA>(simd, inputs, self.scale, carry);
+            sums.reset(simd);
+        }
+        // A segment with fewer tokens than others is the last one, and the first here: what follows them is still zero.
+        v.load(self.v.slice(s![tokens.clone(), ..]));
+        let of_output = if self.in_place { self.dv.as_ref().map(|dv| dv.view()) } else { self.d_o };
+        if let Some(of_output) = of_output {
+            d_o.load(of_output.slice(s![tokens.clone(), ..]));
+        }
+        match (&self.kept, &self.state) {
+            (Some(kept), _) if start > 0 => state.load(kept.index_axis(Axis(0), start / KEEP_EVERY - 1)),
+            (_, Some(state_before)) => state.load(state_before.view()),
+            _ => state.pairs.fill(Pair([T::splat(simd, T::zero()); 2])),
+        }
+
+        let rows = v.height;
+        let values = v.pairs.chunks_exact(rows).zip(d_o.pairs.chunks_exact(rows)).zip(dv.pairs.chunks_exact_mut(rows));
+        let states = state.pairs.chunks_exact(width).zip(d_state.pairs.chunks_exact_mut(width));
+        for ((state, d_state), ((v, d_o), dv)) in states.zip(values) {
+            let [v, d_o] = [v, d_o].map(|x| x.as_chunks::<CHUNK>().0);
+            before[..width].copy_from_slice(state);
+            for (c, chunk) in chunks[..used].iter().enumerate() {
+                let (state, after) = before[c * width..].split_at_mut(width);
+                writes[c] = chunk.errors(simd, state, &v[c]);
+                if c + 1 < used {
+                    update_to(simd, &chunk.decay, &chunk.writes, &writes[c][0], state, &mut after[..width]);
                 }
             }
-            if let Some(gradient) = &mut self.dv {
-                for (n, t) in tokens.enumerate() {
-                    paste(&dv[n * columns..][..value_dim], gradient.row_mut(t));
+            let chunks = chunks[..used].iter().zip(&mut *sums).zip(dv.as_chunks_mut::<CHUNK>().0);
+            for (c, ((chunk, sums), dv)) in chunks.enumerate().rev() {
+                let before = &before[c * width..][..width];
+                let [u, errors] = &writes[c];
+                *dv = chunk.block_back(simd, before, d_state, [u, errors, &d_o[c]], sums, transposed);
+            }
+        }
+
+        for (c, (chunk, sums)) in chunks[..used].iter().zip(&*sums).enumerate() {
+            for rows in [&mut within.q, &mut within.k, &mut within.g] {
+                rows.fill(T::zero());
+            }
+            for (i, t) in of_chunk(c).enumerate() {
+                let row = i * width..i * width + key_dim;
+                copy(self.q.row(t), &mut within.q[row.clone()]);
+                copy(self.k.row(t), &mut within.k[row.clone()]);
+                copy(self.g.row(t), &mut within.g[row]);
+            }
+            within.back::<S, FMA>(simd, chunk, sums, self.scale);
+            for (i, t) in of_chunk(c).enumerate() {
+                let of_keys = [(&within.dq, &mut self.dq), (&within.dk, &mut self.dk), (&within.dg, &mut self.dg)];
+                for (rows, gradient) in of_keys {
+                    if let Some(gradient) = gradient {
+                        paste(&rows[i * width..][..key_dim], gradient.row_mut(t));
+                    }
+                }
+                if let Some(gradient) = &mut self.d_beta {
+                    gradient[t] = within.d_beta[i];
                 }
             }
         }
-        if let Some(gradient) = self.d_state {
-            d_state.store(gradient);
+        if let Some(gradient) = &mut self.dv {
+            dv.store(gradient.slice_mut(s![tokens, ..]));
         }
     }
 }

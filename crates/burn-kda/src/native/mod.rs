@@ -10,14 +10,16 @@
 
 mod adjoint;
 mod backward;
+mod blocks;
+mod by_token;
 mod chunk;
 mod forward;
 mod lane;
 pub(crate) mod layer;
+mod pages;
 mod prefetch;
 mod real;
 mod rows;
-mod state;
 mod step;
 mod task;
 mod tile;
@@ -27,7 +29,7 @@ pub(crate) use forward::forward;
 pub(crate) use real::Real;
 pub(crate) use step::step;
 
-use ndarray::{Array3, Array4, ArrayBase, ArrayView3, ArrayView4, ArrayViewD, Ix3, Ix4, IxDyn, RawData};
+use ndarray::{Array3, Array4, ArrayBase, ArrayView3, ArrayView4, ArrayViewD, ArrayViewMut4, Ix3, Ix4, IxDyn, RawData};
 
 /// The forward pass keeps the state before every so many tokens, where the backward pass starts again.
 pub(crate) const KEEP_EVERY: usize = 64;
@@ -53,7 +55,15 @@ pub(crate) struct Outputs<T> {
     pub kept: Option<Array4<T>>,
 }
 
-/// Row-major gradients in the shapes of [`Views`]: those that were asked for.
+/// The cotangent of the output, `[B, T, HV, V]`.
+pub(crate) enum OfOutput<'a, T> {
+    Zero,
+    Given(ArrayView4<'a, T>),
+    /// To be replaced by the gradient of the values.
+    ForValues(ArrayViewMut4<'a, T>),
+}
+
+/// Row-major gradients in the shapes of [`Views`]: those that were asked for, and have no memory yet.
 pub(crate) struct Gradients<T> {
     pub q: Option<Array4<T>>,
     pub k: Option<Array4<T>>,

@@ -1,5 +1,7 @@
 //! Rows from and to wherever they lie.
 
+use std::ops::{Deref, DerefMut, Range};
+
 use ndarray::{ArrayView1, ArrayViewMut1};
 
 use super::Real;
@@ -17,5 +19,34 @@ pub(super) fn paste<T: Real>(from: &[T], mut to: ArrayViewMut1<T>) {
     match to.as_slice_mut() {
         Some(to) => to.copy_from_slice(from),
         None => to.iter_mut().zip(from).for_each(|(to, &from)| *to = from),
+    }
+}
+
+/// Numbers from the start of a cache line on: a vector that crosses one costs twice.
+pub(super) struct Aligned<T> {
+    numbers: Vec<T>,
+    range: Range<usize>,
+}
+
+impl<T: Real> Aligned<T> {
+    pub fn zeros(len: usize) -> Self {
+        const LINE: usize = 64;
+        let numbers = vec![T::zero(); len + LINE / size_of::<T>()];
+        let start = numbers.as_ptr().align_offset(LINE).min(numbers.len() - len);
+        Self { numbers, range: start..start + len }
+    }
+}
+
+impl<T> Deref for Aligned<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.numbers[self.range.clone()]
+    }
+}
+
+impl<T> DerefMut for Aligned<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.numbers[self.range.clone()]
     }
 }

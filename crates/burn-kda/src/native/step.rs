@@ -5,7 +5,7 @@ use pulp::{Arch, Simd, WithSimd};
 
 use super::forward::{SMALL, cut, run_all};
 use super::prefetch::prefetch;
-use super::rows::{copy, paste};
+use super::rows::{Aligned, copy, paste};
 use super::{Real, Views};
 
 /// Rows of a state that are passed together, sharing the loads of what all rows have in common.
@@ -73,7 +73,9 @@ impl<T: Real> Steps<'_, T> {
     #[inline(always)]
     fn go<S: Simd, const FMA: bool>(mut self, simd: S) {
         let (key_dim, value_dim) = self.0[0].state.dim();
-        let mut token = Token::new(key_dim.next_multiple_of(ROWS), value_dim.next_multiple_of(T::lanes::<S>()));
+        let (width, columns) = (key_dim.next_multiple_of(ROWS), value_dim.next_multiple_of(T::lanes::<S>()));
+        let whole = (width, columns) == (key_dim, value_dim);
+        let mut token = Token::new(width, columns);
         let mut padded = Vec::new();
         let mut steps = &mut self.0[..];
         while let Some((step, others)) = steps.split_first_mut() {
@@ -84,22 +86,21 @@ impl<T: Real> Steps<'_, T> {
                     prefetch(state.row(d));
                 }
             };
-            let whole = token.decay.len() == key_dim && token.u.len() == value_dim;
             match step.state.as_slice_mut().filter(|_| whole) {
                 Some(state) => token.take::<S>(simd, state, ahead),
                 None => {
                     padded.clear();
-                    padded.resize(token.decay.len() * token.u.len(), T::zero());
-                    for (row, padded) in step.state.rows().into_iter().zip(padded.chunks_exact_mut(token.u.len())) {
+                    padded.resize(width * columns, T::zero());
+                    for (row, padded) in step.state.rows().into_iter().zip(padded.chunks_exact_mut(columns)) {
                         copy(row, &mut padded[..value_dim]);
                     }
                     token.take::<S>(simd, &mut padded, ahead);
-                    for (row, padded) in step.state.rows_mut().into_iter().zip(padded.chunks_exact(token.u.len())) {
+                    for (row, padded) in step.state.rows_mut().into_iter().zip(padded.chunks_exact(columns)) {
                         paste(&padded[..value_dim], row);
                     }
                 }
             }
-            paste(&token.o[..value_dim], step.o.view_mut());
+            paste(&token.values[2 * columns..][..value_dim], step.o.view_mut());
             steps = others;
         }
     }
@@ -110,74 +111,51 @@ struct Token<T> {
     beta: T,
     /// `scale q . k`.
     see: T,
-    /// `[K]`.
-    decay: Vec<T>,
-    /// What the rounding of the decay leaves out, times the decay: the next call knows nothing of it.
-    rest: Vec<T>,
-    k: Vec<T>,
-    q: Vec<T>,
-    g: Vec<T>,
-    k_decayed: Vec<T>,
-    /// Scaled.
-    q_decayed: Vec<T>,
-    zero: Vec<T>,
-    /// Values, then writes, `[V]`.
-    u: Vec<T>,
-    predicted: Vec<T>,
-    o: Vec<T>,
+    /// `[7, K]`: the decay; what its rounding leaves out, times the decay, since the next call knows nothing of it; `k`; `k`
+    /// and scaled `q` times the decay; `g`; zeros.
+    keys: Aligned<T>,
+    /// `[3, V]`: values, then writes; predictions; output.
+    values: Aligned<T>,
 }
 
 impl<T: Real> Token<T> {
     fn new(key_dim: usize, value_dim: usize) -> Self {
-        let keys = || vec![T::zero(); key_dim];
-        let values = || vec![T::zero(); value_dim];
-        Self {
-            beta: T::zero(),
-            see: T::zero(),
-            decay: keys(),
-            rest: keys(),
-            k: keys(),
-            q: keys(),
-            g: keys(),
-            k_decayed: keys(),
-            q_decayed: keys(),
-            zero: keys(),
-            u: values(),
-            predicted: values(),
-            o: values(),
-        }
+        let (keys, values) = (Aligned::zeros(7 * key_dim), Aligned::zeros(3 * value_dim));
+        Self { beta: T::zero(), see: T::zero(), keys, values }
     }
 
     #[inline(always)]
     fn prepare<const FMA: bool>(&mut self, step: &Step<T>) {
-        copy(step.q, &mut self.q[..step.q.len()]);
-        copy(step.k, &mut self.k[..step.k.len()]);
-        copy(step.g, &mut self.g[..step.g.len()]);
-        copy(step.v, &mut self.u[..step.v.len()]);
-        self.rest.fill(T::zero());
-        T::decays::<FMA>(&self.g, &self.zero, &mut self.rest, &mut self.decay);
+        let [decay, rest, k, k_decayed, q_decayed, g, zero] = split(&mut self.keys);
+        let [u, predicted, o] = split(&mut self.values);
+        copy(step.k, &mut k[..step.k.len()]);
+        copy(step.q, &mut q_decayed[..step.q.len()]);
+        copy(step.g, &mut g[..step.g.len()]);
+        copy(step.v, &mut u[..step.v.len()]);
+        rest.fill(T::zero());
+        T::decays::<FMA>(g, zero, rest, decay);
         self.beta = step.beta;
         self.see = T::zero();
-        for (d, &decay) in self.decay.iter().enumerate() {
-            let (k, q) = (self.k[d], self.q[d] * step.scale);
-            self.rest[d] = self.rest[d] * decay;
-            self.k_decayed[d] = decay * k;
-            self.q_decayed[d] = decay * q;
-            self.see = self.see + q * k;
+        for (d, &decay) in decay.iter().enumerate() {
+            let q = q_decayed[d] * step.scale;
+            rest[d] = rest[d] * decay;
+            k_decayed[d] = decay * k[d];
+            q_decayed[d] = decay * q;
+            self.see = self.see + q * k[d];
         }
-        self.predicted.fill(T::zero());
-        self.o.fill(T::zero());
+        predicted.fill(T::zero());
+        o.fill(T::zero());
     }
 
     /// Takes the state `[K, V]` to the next one; `ahead` is told each row that is read.
     #[inline(always)]
     fn take<S: Simd>(&mut self, simd: S, state: &mut [T], ahead: impl Fn(usize)) {
-        let value_dim = self.u.len();
-        let predicted = T::vectors_mut::<S>(&mut self.predicted);
-        let o = T::vectors_mut::<S>(&mut self.o);
-        let u = T::vectors_mut::<S>(&mut self.u);
+        let [decay, rest, k, k_decayed, q_decayed, _, _] = split(&mut self.keys);
+        let values = split::<T, 3>(&mut self.values);
+        let value_dim = values[0].len();
+        let [u, predicted, o] = values.map(T::vectors_mut::<S>);
 
-        let coefficients = self.k_decayed.as_chunks::<ROWS>().0.iter().zip(self.q_decayed.as_chunks::<ROWS>().0);
+        let coefficients = k_decayed.as_chunks::<ROWS>().0.iter().zip(q_decayed.as_chunks::<ROWS>().0);
         for (i, (rows, (k, q))) in state.chunks_exact(ROWS * value_dim).zip(coefficients).enumerate() {
             (i * ROWS..(i + 1) * ROWS).for_each(&ahead);
             let mut split = [T::vectors::<S>(rows); ROWS];
@@ -195,11 +173,11 @@ impl<T: Real> Token<T> {
             }
         }
         let (beta, see) = (T::splat(simd, self.beta), T::splat(simd, self.see));
-        for ((u, &predicted), o) in u.iter_mut().zip(&*predicted).zip(o) {
+        for ((u, &predicted), o) in u.iter_mut().zip(&*predicted).zip(&mut *o) {
             *u = T::vector_mul(simd, beta, T::vector_sub(simd, *u, predicted));
             *o = T::vector_mul_add(simd, see, *u, *o);
         }
-        let coefficients = self.decay.iter().zip(&self.rest).zip(&self.k);
+        let coefficients = decay.iter().zip(&*rest).zip(&*k);
         // From the end, which is still in the first cache.
         for (row, ((&decay, &rest), &k)) in state.chunks_exact_mut(value_dim).zip(coefficients).rev() {
             let (decay, rest, k) = (T::splat(simd, decay), T::splat(simd, rest), T::splat(simd, k));
@@ -218,4 +196,11 @@ fn splat<S: Simd, T: Real>(simd: S, x: &[T; ROWS]) -> [T::Vector<S>; ROWS] {
         *vector = T::splat(simd, x);
     }
     vectors
+}
+
+/// `N` rows.
+#[inline(always)]
+fn split<T, const N: usize>(rows: &mut [T]) -> [&mut [T]; N] {
+    let mut rows = rows.chunks_exact_mut(rows.len() / N);
+    std::array::from_fn(|_| rows.next().expect("so many rows"))
 }

@@ -4,11 +4,11 @@ use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, ArrayViewMut3, Axis};
 use pulp::{Arch, Simd, WithSimd};
 
 use super::Real;
+use super::blocks::Blocks;
 use super::chunk::{CHUNK, Chunk, Token};
 use super::prefetch::prefetch;
-use super::rows::{copy, paste};
-use super::state::State;
-use super::tile::{padded, update};
+use super::rows::{Aligned, copy, paste};
+use super::tile::{Pair, padded, update};
 
 /// Tokens between turns of the heads of a [`Group`].
 pub(super) const SEGMENT: usize = 64;
@@ -63,9 +63,11 @@ impl<T: Real> Group<'_, T> {
         let columns = self.0.iter().map(|task| task.v.ncols()).max().unwrap_or(0);
         let mut scratch = Scratch::new(padded::<S, T>(key_dim), columns.next_multiple_of(2 * T::lanes::<S>()));
         let states = self.0.iter().map(|task| {
-            let mut state = State::<T, S>::zeros(simd, padded::<S, T>(key_dim), task.v.ncols());
+            let width = padded::<S, T>(key_dim);
+            let mut state =
+                State::<T, S> { blocks: Blocks::zeros(simd, width, task.v.ncols()), carry: vec![T::zero(); width] };
             if let Some(initial) = task.state {
-                state.load(initial);
+                state.blocks.load(initial);
             }
             state
         });
@@ -73,7 +75,7 @@ impl<T: Real> Group<'_, T> {
         for start in (0..time).step_by(SEGMENT) {
             for (task, state) in self.0.iter_mut().zip(&mut states) {
                 if start > 0 && start % task.keep_every == 0 {
-                    state.store(task.kept.index_axis_mut(Axis(0), start / task.keep_every - 1));
+                    state.blocks.store(task.kept.index_axis_mut(Axis(0), start / task.keep_every - 1));
                 }
                 for start in (start..time.min(start + SEGMENT)).step_by(CHUNK) {
                     task.advance::<S, FMA>(simd, start, state, &mut scratch);
@@ -82,7 +84,25 @@ impl<T: Real> Group<'_, T> {
         }
         for (task, mut state) in self.0.into_iter().zip(states) {
             state.finish(simd);
-            state.store(task.final_state);
+            state.blocks.store(task.final_state);
+        }
+    }
+}
+
+struct State<T: Real, S: Simd> {
+    blocks: Blocks<T, S>,
+    /// What the roundings of all decays so far have left out.
+    carry: Vec<T>,
+}
+
+impl<T: Real, S: Simd> State<T, S> {
+    /// Takes in what the roundings of all decays have left out: the next call knows nothing of it.
+    #[inline(always)]
+    fn finish(&mut self, simd: S) {
+        for block in self.blocks.pairs.chunks_exact_mut(self.blocks.height) {
+            for (Pair(row), &carry) in block.iter_mut().zip(&self.carry) {
+                *row = row.map(|x| T::vector_mul_add(simd, T::splat(simd, carry), x, x));
+            }
         }
     }
 }
@@ -91,13 +111,13 @@ impl<T: Real> Group<'_, T> {
 struct Scratch<T> {
     chunk: Chunk<T>,
     /// `[CHUNK, V]`, padded: rows lie far apart in memory, so each is passed at once.
-    v: Vec<T>,
-    o: Vec<T>,
+    v: Aligned<T>,
+    o: Aligned<T>,
 }
 
 impl<T: Real> Scratch<T> {
     fn new(width: usize, columns: usize) -> Self {
-        let values = || vec![T::zero(); CHUNK * columns];
+        let values = || Aligned::zeros(CHUNK * columns);
         Self { chunk: Chunk::new(width), v: values(), o: values() }
     }
 }
@@ -122,8 +142,8 @@ impl<T: Real> Task<'_, T> {
         for (t, v) in tokens.clone().zip(v.chunks_exact_mut(padded)) {
             copy(self.v.row(t), &mut v[..columns]);
         }
-        let count = state.blocks.len() / state.width;
-        for (i, block) in state.blocks.chunks_exact_mut(state.width).enumerate() {
+        let count = padded / (2 * T::lanes::<S>());
+        for (i, block) in state.blocks.pairs.chunks_exact_mut(state.blocks.height).enumerate() {
             // Some of the next chunk each time.
             for t in tokens.end + i * CHUNK / count..time.min(tokens.end + (i + 1) * CHUNK / count) {
                 for row in [self.q.row(t), self.k.row(t), self.v.row(t), self.g.row(t), self.o.row(t)] {

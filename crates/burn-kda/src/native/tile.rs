@@ -62,71 +62,78 @@ pub(super) fn update<S: Simd, T: Real>(
     block: &mut [Pair<T::Vector<S>>],
 ) {
     let width = block.len();
-    let (tiles, _) = block.as_chunks_mut::<ROWS>();
-    for (t, (tile, decay)) in tiles.iter_mut().zip(decay.as_chunks::<ROWS>().0).enumerate() {
+    let tiles = block.as_chunks_mut::<ROWS>().0.iter_mut().zip(decay.as_chunks::<ROWS>().0);
+    for (t, (tile, decay)) in tiles.enumerate() {
         // What is new first, so that the state is rounded once.
-        let mut x = [Pair([T::splat(simd, T::zero()); 2]); ROWS];
-        for (&u, row) in u.iter().zip(rows.chunks_exact(width)) {
-            let row = row.as_chunks::<ROWS>().0[t];
-            for r in 0..ROWS {
-                x[r] = x[r].add::<S, T>(simd, row[r], u);
-            }
-        }
+        let new = outer::<S, T>(simd, rows, width, u, t);
         for r in 0..ROWS {
-            tile[r] = x[r].add::<S, T>(simd, decay[r], tile[r]);
+            tile[r] = new[r].add::<S, T>(simd, decay[r], tile[r]);
         }
     }
 }
 
-/// `sums[d] += sum_v block[d][v] columns[v]` for as many rows `[2 vectors, n]` of columns as a block has columns, and
-/// `n` whole vectors: the columns of the block are summed over, as broadcasts.
+/// [`update`] of a block to one elsewhere.
 #[inline(always)]
-pub(super) fn contract<S: Simd, T: Real>(
+pub(super) fn update_to<S: Simd, T: Real>(
     simd: S,
+    decay: &[T],
+    rows: &[T],
+    u: &[Pair<T::Vector<S>>],
     block: &[Pair<T::Vector<S>>],
-    columns: &[T::Vector<S>],
-    sums: &mut [T::Vector<S>],
+    to: &mut [Pair<T::Vector<S>>],
 ) {
-    let count = columns.len() / (2 * T::lanes::<S>());
-    if count % 2 == 0 {
-        for first in (0..count).step_by(2) {
-            contract_tiles::<S, T, ROWS, 2>(simd, block, &columns[first..], &mut sums[first..], count);
-        }
-    } else {
-        for first in 0..count {
-            contract_tiles::<S, T, MANY, 1>(simd, block, &columns[first..], &mut sums[first..], count);
+    let width = block.len();
+    let tiles = block.as_chunks::<ROWS>().0.iter().zip(to.as_chunks_mut::<ROWS>().0).zip(decay.as_chunks::<ROWS>().0);
+    for (t, ((tile, to), decay)) in tiles.enumerate() {
+        let new = outer::<S, T>(simd, rows, width, u, t);
+        for r in 0..ROWS {
+            to[r] = new[r].add::<S, T>(simd, decay[r], tile[r]);
         }
     }
 }
 
+/// The tile `t` of `rows^T u`.
 #[inline(always)]
-fn contract_tiles<S: Simd, T: Real, const R: usize, const M: usize>(
+fn outer<S: Simd, T: Real>(
+    simd: S,
+    rows: &[T],
+    width: usize,
+    u: &[Pair<T::Vector<S>>],
+    t: usize,
+) -> [Pair<T::Vector<S>>; ROWS] {
+    let mut sums = [Pair([T::splat(simd, T::zero()); 2]); ROWS];
+    for (&u, row) in u.iter().zip(rows.chunks_exact(width)) {
+        let row = row.as_chunks::<ROWS>().0[t];
+        for r in 0..ROWS {
+            sums[r] = sums[r].add::<S, T>(simd, row[r], u);
+        }
+    }
+    sums
+}
+
+/// `sums[d] += sum_v block[d][v] columns[v]`: the columns of the block are summed over, as broadcasts, times as many rows
+/// `columns` of `M` vectors.
+#[inline(always)]
+pub(super) fn contract<S: Simd, T: Real, const R: usize, const M: usize>(
     simd: S,
     block: &[Pair<T::Vector<S>>],
-    columns: &[T::Vector<S>],
-    sums: &mut [T::Vector<S>],
-    count: usize,
+    columns: &[[T::Vector<S>; M]],
+    sums: &mut [[T::Vector<S>; M]],
 ) {
-    for (t, tile) in block.as_chunks::<R>().0.iter().enumerate() {
+    for (tile, sums) in block.as_chunks::<R>().0.iter().zip(sums.as_chunks_mut::<R>().0) {
         let mut rows: [&[T]; R] = [&[]; R];
         for r in 0..R {
-            rows[r] = T::scalars::<S>(&tile[r].0);
+            rows[r] = &T::scalars::<S>(&tile[r].0)[..columns.len()];
         }
-        let mut x = [[T::splat(simd, T::zero()); M]; R];
-        for r in 0..R {
-            x[r].copy_from_slice(&sums[(t * R + r) * count..][..M]);
-        }
-        for (v, column) in columns.chunks(count).enumerate() {
-            let column = column.first_chunk::<M>().expect("whole columns");
+        let mut x = *sums;
+        for (v, column) in columns.iter().enumerate() {
             for r in 0..R {
                 let value = T::splat(simd, rows[r][v]);
-                for (x, &column) in x[r].iter_mut().zip(column) {
-                    *x = T::vector_mul_add(simd, value, column, *x);
+                for m in 0..M {
+                    x[r][m] = T::vector_mul_add(simd, value, column[m], x[r][m]);
                 }
             }
         }
-        for r in 0..R {
-            sums[(t * R + r) * count..][..M].copy_from_slice(&x[r]);
-        }
+        *sums = x;
     }
 }

@@ -9,6 +9,7 @@ use super::activation::{sigmoid, sigmoids};
 use super::{WORK, add_products, by_span, count, dot, spans, total};
 use crate::native::Real;
 use crate::native::forward::{cut, run_all};
+use crate::native::pages::zeros;
 use crate::native::rows::{copy, paste};
 use crate::plain::L2_EPS;
 
@@ -89,7 +90,7 @@ pub(crate) fn convolution<T: Real>(inputs: &Convolution<T>) -> [Array3<T>; 2] {
     let (batch, time, channels) = inputs.x.dim();
     let past = inputs.past();
     let taps = inputs.taps();
-    let mut y = Array3::zeros([batch, time, channels]);
+    let mut y = zeros([batch, time, channels]);
     let tasks = spans(batch, time).zip(by_span(&mut y)).map(|((b, tokens), y)| Forward {
         inputs,
         taps: taps.view(),
@@ -203,7 +204,7 @@ pub(crate) fn convolution_gradients<T: Real>(
     let (batch, time, channels) = inputs.x.dim();
     let past = inputs.past();
     let taps = inputs.taps();
-    let mut d_x = Array3::zeros([batch, time, channels]);
+    let mut d_x = zeros([batch, time, channels]);
     let mut sums = Array3::zeros([count(batch, time), past + 2, channels]);
     // Of every input of the state, or of none.
     let mut d_state = inputs.state.map(|_| Array3::zeros([batch, channels, past]));

@@ -10,6 +10,7 @@ use super::{WORK, by_span, count, spans, total};
 use crate::gate::DecayFn;
 use crate::native::Real;
 use crate::native::forward::{cut, run_all};
+use crate::native::pages::zeros;
 use crate::native::rows::{copy, paste};
 use crate::plain::A_LOG_RANGE;
 
@@ -75,7 +76,7 @@ impl<T: Real> Gate<'_, T> {
 pub(crate) fn decay_gate<T: Real>(gate: &Gate<T>) -> Array4<T> {
     let (batch, time, heads, dim) = gate.raw.dim();
     let parameters = gate.parameters();
-    let mut g = Array4::zeros([batch, time, heads, dim]);
+    let mut g = zeros([batch, time, heads, dim]);
     let tasks = spans(batch, time).zip(by_span(&mut g));
     let tasks = tasks.map(|((b, tokens), g)| Forward { raw: gate.raw.view(), parameters: &parameters, b, tokens, g });
     run_all(tasks.collect(), gate.work(), |task| Arch::new().dispatch(task));
@@ -122,7 +123,7 @@ impl<T: Real> Forward<'_, T> {
 pub(crate) fn decay_gate_gradients<T: Real>(gate: &Gate<T>, d_g: ArrayView4<T>) -> GateGradients<T> {
     let (batch, time, heads, dim) = gate.raw.dim();
     let parameters = gate.parameters();
-    let mut d_raw = Array4::zeros([batch, time, heads, dim]);
+    let mut d_raw = zeros([batch, time, heads, dim]);
     let mut sums = Array4::zeros([count(batch, time), 2, heads, dim]);
     let tasks = spans(batch, time).zip(by_span(&mut d_raw)).zip(cut(sums.view_mut(), Axis(0), 1)).map(
         |(((b, tokens), d_raw), sums)| Backward {

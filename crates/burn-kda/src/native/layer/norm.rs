@@ -9,6 +9,7 @@ use super::activation::{sigmoid, sigmoids};
 use super::{WORK, by_span, count, dot, spans, total};
 use crate::native::Real;
 use crate::native::forward::{cut, run_all};
+use crate::native::pages::zeros;
 use crate::native::rows::{copy, paste};
 
 pub(crate) struct Norm<'a, T> {
@@ -43,7 +44,7 @@ impl<T: Real> Norm<'_, T> {
 /// `[B, T, HV, V]`.
 pub(crate) fn output_norm<T: Real>(norm: &Norm<T>) -> Array4<T> {
     let (batch, time, heads, dim) = norm.o.dim();
-    let mut y = Array4::zeros([batch, time, heads, dim]);
+    let mut y = zeros([batch, time, heads, dim]);
     let tasks = spans(batch, time).zip(by_span(&mut y)).map(|((b, tokens), y)| Forward { norm, b, tokens, y });
     run_all(tasks.collect(), norm.work(), |task| Arch::new().dispatch(task));
     y
@@ -89,7 +90,7 @@ impl<T: Real> Forward<'_, '_, T> {
 /// From the cotangent `[B, T, HV, V]` of the result.
 pub(crate) fn output_norm_gradients<T: Real>(norm: &Norm<T>, d_y: ArrayView4<T>) -> NormGradients<T> {
     let (batch, time, heads, dim) = norm.o.dim();
-    let [mut d_o, mut d_gate] = [(); 2].map(|()| Array4::zeros([batch, time, heads, dim]));
+    let [mut d_o, mut d_gate] = [(); 2].map(|()| zeros([batch, time, heads, dim]));
     let mut sums = Array2::zeros([count(batch, time), dim]);
     let of_spans = by_span(&mut d_o).zip(by_span(&mut d_gate)).zip(cut(sums.view_mut(), Axis(0), 1));
     let tasks = spans(batch, time).zip(of_spans).map(|((b, tokens), ((d_o, d_gate), sums))| Backward {
