@@ -65,9 +65,9 @@ know() {
 in_plain() { BURN_KDA_PLAIN=1 "$@"; }
 
 # mutant NAME, then FILE OLD NEW as often as needed; each OLD must occur exactly once in crates/burn-kda/src/FILE.
-# In plain/, the suite runs without the kernels: `BURN_KDA_PLAIN`; in checkpoint/, it is that of checkpoints.
+# `suite=NAME mutant ..` is for those that another suite than kda_oracle sees. In plain/, the suite runs without the kernels: `BURN_KDA_PLAIN`; in checkpoint/, it is that of checkpoints.
 mutant() {
-    local name=$1 build="build kda_oracle" run="suite kda_oracle"
+    local name=$1 build="build ${suite:-kda_oracle}" run="suite ${suite:-kda_oracle}"
     shift
     case $1 in
         plain/*) run="in_plain suite kda_oracle" ;;
@@ -291,6 +291,8 @@ mutant native_decays_rounded_each_alone native/real.rs \
 mutant native_rounding_of_a_decay_stays_with_its_token native/chunk.rs \
     'T::decays::<FMA>(g, zero, carry_within, a);' 'carry_within.fill(T::zero());
             T::decays::<FMA>(g, zero, carry_within, a);'
+suite=gradients mutant native_rounding_of_a_sum_of_decays_left_out native/chunk.rs \
+    'T::vector_add(simd, *rest, error)' 'T::vector_mul(simd, *rest, error)'
 mutant native_kept_states_overwrite_the_first native/task.rs \
     'task.kept.index_axis_mut(Axis(0), start / task.keep_every - 1)' 'task.kept.index_axis_mut(Axis(0), 0)'
 mutant native_tiles_grouped_heads native/forward.rs \
