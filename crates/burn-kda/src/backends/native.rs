@@ -370,3 +370,6 @@ macro_rules! native_ops {
     };
 }
 pub(super) use native_ops;
+
+#[cfg(all(test, feature = "ndarray", feature = "flex"))]
+mod tests;
