@@ -2,9 +2,10 @@
 
 use ndarray::{Array4, ArrayView4, ArrayViewMut2, ArrayViewMut4, Axis, s};
 
-use super::forward::{cut, forward, groups, run_all};
+use super::forward::{forward, groups};
 use super::lane::{Group, Lane};
 use super::pages::zeros;
+use super::work::{cut, run_all};
 use super::{Gradients, KEEP_EVERY, OfOutput, Real, Views};
 use crate::ops::WantedGradients;
 
@@ -72,7 +73,7 @@ pub(crate) fn backward<T: Real>(
         });
         groups(tasks, lanes, Group)
     };
-    run_all(tasks, lanes * time * key_dim * value_dim, Group::run);
+    run_all(tasks, lanes * time * key_dim * value_dim);
 
     let of_heads = |x: Array4<T>| match group {
         1 => x,

@@ -1,10 +1,10 @@
 //! One task per value head of a batch row, or per part of its columns where there are fewer heads than cores.
 
-use ndarray::{ArrayViewMut, Axis, Dimension, s};
-use rayon::prelude::*;
+use ndarray::{Axis, s};
 
 use super::pages::zeros;
 use super::task::{Group, Task};
+use super::work::{cut, run_all};
 use super::{Outputs, Real, Views};
 
 /// Columns of a task at least, so that what all columns share is not computed too often.
@@ -12,9 +12,6 @@ const COLUMNS: usize = 64;
 
 /// Tasks that take turns at most: their states have to stay in cache.
 const GROUP: usize = 8;
-
-/// Multiply-adds below which threads cost more than they bring.
-pub(super) const SMALL: usize = 1 << 17;
 
 /// Output, final state and, if asked for, the states before every `keep_every`th token, a multiple of
 /// [`SEGMENT`](super::task::SEGMENT).
@@ -60,7 +57,7 @@ pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep_every: Option
         },
     );
     let count = lanes * value_dim.div_ceil(columns);
-    run_all(groups(tasks, count, Group), lanes * time * key_dim * value_dim, Group::run);
+    run_all(groups(tasks, count, Group), lanes * time * key_dim * value_dim);
     Outputs { o, final_state, kept: (kept_states > 0).then_some(kept) }
 }
 
@@ -73,31 +70,4 @@ pub(super) fn groups<T, G>(tasks: impl Iterator<Item = T>, count: usize, group: 
         Some(group(tasks.by_ref().take(size).collect()))
     })
     .collect()
-}
-
-/// Runs tasks of so many multiply-adds together.
-pub(super) fn run_all<T: Send>(tasks: Vec<T>, work: usize, run: impl Fn(T) + Send + Sync) {
-    if work < SMALL {
-        tasks.into_iter().for_each(run);
-    } else {
-        tasks.into_par_iter().for_each(run);
-    }
-}
-
-/// Disjoint parts of `size` along `axis`.
-pub(super) fn cut<'a, T, D: Dimension>(
-    view: ArrayViewMut<'a, T, D>,
-    axis: Axis,
-    size: usize,
-) -> impl Iterator<Item = ArrayViewMut<'a, T, D>> {
-    let mut rest = Some(view);
-    std::iter::from_fn(move || {
-        let view = rest.take()?;
-        if view.len_of(axis) <= size {
-            return Some(view);
-        }
-        let (part, others) = view.split_at(axis, size);
-        rest = Some(others);
-        Some(part)
-    })
 }

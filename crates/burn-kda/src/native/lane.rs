@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use ndarray::{ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, ArrayViewMut2, Axis, s};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::Simd;
 
 use super::adjoint::{Sums, Transposed, Within};
 use super::blocks::Blocks;
@@ -14,6 +14,7 @@ use super::by_token::Values;
 use super::chunk::{CHUNK, Chunk, Token};
 use super::rows::{copy, paste};
 use super::tile::{Pair, padded, update_to};
+use super::work::Work;
 use super::{KEEP_EVERY, Real};
 
 pub(super) struct Lane<'a, T> {
@@ -49,25 +50,9 @@ pub(super) struct Lane<'a, T> {
 /// Lanes of one thread, which take turns at a segment, as those of the forward pass do.
 pub(super) struct Group<'a, T>(pub Vec<Lane<'a, T>>);
 
-impl<T: Real> Group<'_, T> {
-    /// With the vectors that the machine has.
-    pub fn run(self) {
-        Arch::new().dispatch(self);
-    }
-}
-
-impl<T: Real> WithSimd for Group<'_, T> {
-    type Output = ();
-
+impl<T: Real> Work for Group<'_, T> {
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        if S::IS_SCALAR { self.go::<S, false>(simd) } else { self.go::<S, true>(simd) }
-    }
-}
-
-impl<T: Real> Group<'_, T> {
-    #[inline(always)]
-    fn go<S: Simd, const FMA: bool>(mut self, simd: S) {
+    fn run<S: Simd, const FMA: bool>(mut self, simd: S) {
         let (time, key_dim) = self.0[0].q.dim();
         let value_dim = self.0[0].v.ncols();
         let width = padded::<S, T>(key_dim);

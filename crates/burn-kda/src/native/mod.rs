@@ -23,6 +23,7 @@ mod rows;
 mod step;
 mod task;
 mod tile;
+mod work;
 
 pub(crate) use backward::backward;
 pub(crate) use forward::forward;

@@ -1,11 +1,11 @@
 //! One token: the state is changed where it lies, read once from memory and once more from cache.
 
 use ndarray::{Array4, ArrayView1, ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, Axis, s};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::Simd;
 
-use super::forward::{SMALL, cut, run_all};
 use super::prefetch::prefetch;
 use super::rows::{Aligned, copy, paste};
+use super::work::{SMALL, Work, cut, run_all};
 use super::{Real, Views};
 
 /// Rows of a state that are passed together, sharing the loads of what all rows have in common.
@@ -36,7 +36,7 @@ pub(crate) fn step<T: Real>(inputs: &Views<T>, mut state: ArrayViewMut4<T>, scal
     let size = lanes.div_ceil(parts);
     let groups: Vec<_> = (0..lanes.div_ceil(size)).map(|_| Steps(steps.by_ref().take(size).collect())).collect();
     drop(steps);
-    run_all(groups, work, |group| Arch::new().dispatch(group));
+    run_all(groups, work);
     o
 }
 
@@ -60,18 +60,9 @@ struct Step<'a, T> {
 /// Of one thread.
 struct Steps<'a, T>(Vec<Step<'a, T>>);
 
-impl<T: Real> WithSimd for Steps<'_, T> {
-    type Output = ();
-
+impl<T: Real> Work for Steps<'_, T> {
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        if S::IS_SCALAR { self.go::<S, false>(simd) } else { self.go::<S, true>(simd) }
-    }
-}
-
-impl<T: Real> Steps<'_, T> {
-    #[inline(always)]
-    fn go<S: Simd, const FMA: bool>(mut self, simd: S) {
+    fn run<S: Simd, const FMA: bool>(mut self, simd: S) {
         let (key_dim, value_dim) = self.0[0].state.dim();
         let (width, columns) = (key_dim.next_multiple_of(ROWS), value_dim.next_multiple_of(T::lanes::<S>()));
         let whole = (width, columns) == (key_dim, value_dim);

@@ -1,7 +1,7 @@
 //! Some columns of one state through all tokens.
 
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, ArrayViewMut3, Axis};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::Simd;
 
 use super::Real;
 use super::blocks::Blocks;
@@ -9,6 +9,7 @@ use super::chunk::{CHUNK, Chunk, Token};
 use super::prefetch::prefetch;
 use super::rows::{Aligned, copy, paste};
 use super::tile::{Pair, padded, update};
+use super::work::Work;
 
 /// Tokens between turns of the heads of a [`Group`].
 pub(super) const SEGMENT: usize = 64;
@@ -40,25 +41,9 @@ pub(super) struct Task<'a, T> {
 /// tokens of a head pages apart.
 pub(super) struct Group<'a, T>(pub Vec<Task<'a, T>>);
 
-impl<T: Real> Group<'_, T> {
-    /// With the vectors that the machine has.
-    pub fn run(self) {
-        Arch::new().dispatch(self);
-    }
-}
-
-impl<T: Real> WithSimd for Group<'_, T> {
-    type Output = ();
-
+impl<T: Real> Work for Group<'_, T> {
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        if S::IS_SCALAR { self.sequences::<S, false>(simd) } else { self.sequences::<S, true>(simd) }
-    }
-}
-
-impl<T: Real> Group<'_, T> {
-    #[inline(always)]
-    fn sequences<S: Simd, const FMA: bool>(mut self, simd: S) {
+    fn run<S: Simd, const FMA: bool>(mut self, simd: S) {
         let (time, key_dim) = self.0[0].q.dim();
         let columns = self.0.iter().map(|task| task.v.ncols()).max().unwrap_or(0);
         let mut scratch = Scratch::new(padded::<S, T>(key_dim), columns.next_multiple_of(2 * T::lanes::<S>()));

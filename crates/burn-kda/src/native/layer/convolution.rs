@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use ndarray::{Array1, Array2, Array3, ArrayView1, ArrayView2, ArrayView3, ArrayViewMut2, ArrayViewMut3, Axis, s};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::Simd;
 
 use super::activation::{sigmoid, sigmoids};
 use super::{WORK, add_products, by_span, count, dot, spans, total};
 use crate::native::Real;
-use crate::native::forward::{cut, run_all};
 use crate::native::pages::zeros;
 use crate::native::rows::{copy, paste};
+use crate::native::work::{Work, cut, run_all};
 use crate::plain::L2_EPS;
 
 /// Channels at a time where there are no heads, and at least where there are: what tokens share stays in the first cache.
@@ -98,7 +98,7 @@ pub(crate) fn convolution<T: Real>(inputs: &Convolution<T>) -> [Array3<T>; 2] {
         tokens,
         y: y.index_axis_move(Axis(0), 0),
     });
-    run_all(tasks.collect(), batch * time * channels * WORK, |task| Arch::new().dispatch(task));
+    run_all(tasks.collect(), batch * time * channels * WORK);
 
     let mut next = Array3::zeros([batch, channels, past]);
     for b in 0..batch {
@@ -119,18 +119,9 @@ struct Forward<'a, 'i, T> {
     y: ArrayViewMut2<'a, T>,
 }
 
-impl<T: Real> WithSimd for Forward<'_, '_, T> {
-    type Output = ();
-
+impl<T: Real> Work for Forward<'_, '_, T> {
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        if S::IS_SCALAR { self.go::<S, false>(simd) } else { self.go::<S, true>(simd) }
-    }
-}
-
-impl<T: Real> Forward<'_, '_, T> {
-    #[inline(always)]
-    fn go<S: Simd, const FMA: bool>(mut self, simd: S) {
+    fn run<S: Simd, const FMA: bool>(mut self, simd: S) {
         let past = self.inputs.past();
         let rows = self.tokens.len() + past;
         let mut gathered = vec![T::zero(); rows * self.inputs.block()];
@@ -223,7 +214,7 @@ pub(crate) fn convolution_gradients<T: Real>(
                 sums: sums.index_axis_move(Axis(0), 0),
             },
         );
-        run_all(tasks.collect(), 2 * batch * time * channels * WORK, |task| Arch::new().dispatch(task));
+        run_all(tasks.collect(), 2 * batch * time * channels * WORK);
     }
     let sums = total(&sums);
     let weight = sums.slice(s![..=past, ..]).t().to_owned().insert_axis(Axis(1));
@@ -249,18 +240,9 @@ struct Backward<'a, 'i, T> {
     sums: ArrayViewMut2<'a, T>,
 }
 
-impl<T: Real> WithSimd for Backward<'_, '_, T> {
-    type Output = ();
-
+impl<T: Real> Work for Backward<'_, '_, T> {
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        if S::IS_SCALAR { self.go::<S, false>(simd) } else { self.go::<S, true>(simd) }
-    }
-}
-
-impl<T: Real> Backward<'_, '_, T> {
-    #[inline(always)]
-    fn go<S: Simd, const FMA: bool>(mut self, simd: S) {
+    fn run<S: Simd, const FMA: bool>(mut self, simd: S) {
         let (past, block) = (self.inputs.past(), self.inputs.block());
         // The tokens after the span that read its inputs, too.
         let rows = self.tokens.len() + past;

@@ -3,15 +3,15 @@
 use std::ops::Range;
 
 use ndarray::{Array1, Array2, Array4, ArrayView1, ArrayView4, ArrayViewMut3, ArrayViewMut4, Axis, s};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::Simd;
 
 use super::activation::{sigmoid, sigmoids, softplus};
 use super::{WORK, by_span, count, spans, total};
 use crate::gate::DecayFn;
 use crate::native::Real;
-use crate::native::forward::{cut, run_all};
 use crate::native::pages::zeros;
 use crate::native::rows::{copy, paste};
+use crate::native::work::{Work, cut, run_all};
 use crate::plain::A_LOG_RANGE;
 
 pub(crate) struct Gate<'a, T> {
@@ -79,7 +79,7 @@ pub(crate) fn decay_gate<T: Real>(gate: &Gate<T>) -> Array4<T> {
     let mut g = zeros([batch, time, heads, dim]);
     let tasks = spans(batch, time).zip(by_span(&mut g));
     let tasks = tasks.map(|((b, tokens), g)| Forward { raw: gate.raw.view(), parameters: &parameters, b, tokens, g });
-    run_all(tasks.collect(), gate.work(), |task| Arch::new().dispatch(task));
+    run_all(tasks.collect(), gate.work());
     g
 }
 
@@ -91,18 +91,9 @@ struct Forward<'a, T> {
     g: ArrayViewMut4<'a, T>,
 }
 
-impl<T: Real> WithSimd for Forward<'_, T> {
-    type Output = ();
-
+impl<T: Real> Work for Forward<'_, T> {
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        if S::IS_SCALAR { self.go::<false>() } else { self.go::<true>() }
-    }
-}
-
-impl<T: Real> Forward<'_, T> {
-    #[inline(always)]
-    fn go<const FMA: bool>(mut self) {
+    fn run<S: Simd, const FMA: bool>(mut self, _: S) {
         let Parameters { rate, bias, lower_bound } = self.parameters;
         let mut row = vec![T::zero(); bias.ncols()];
         for (i, t) in self.tokens.enumerate() {
@@ -136,7 +127,7 @@ pub(crate) fn decay_gate_gradients<T: Real>(gate: &Gate<T>, d_g: ArrayView4<T>) 
             sums: sums.index_axis_move(Axis(0), 0),
         },
     );
-    run_all(tasks.collect(), 2 * gate.work(), |task| Arch::new().dispatch(task));
+    run_all(tasks.collect(), 2 * gate.work());
     // Of the bias, and of the rate at each channel.
     let sums = total(&sums);
     let (low, high) = A_LOG_RANGE;
@@ -166,18 +157,9 @@ struct Backward<'a, T> {
     sums: ArrayViewMut3<'a, T>,
 }
 
-impl<T: Real> WithSimd for Backward<'_, T> {
-    type Output = ();
-
+impl<T: Real> Work for Backward<'_, T> {
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        if S::IS_SCALAR { self.go::<false>() } else { self.go::<true>() }
-    }
-}
-
-impl<T: Real> Backward<'_, T> {
-    #[inline(always)]
-    fn go<const FMA: bool>(mut self) {
+    fn run<S: Simd, const FMA: bool>(mut self, _: S) {
         let Parameters { rate, bias, lower_bound } = self.parameters;
         let dim = bias.ncols();
         let [mut raw, mut d_g, mut d_rate] = [(); 3].map(|()| vec![T::zero(); dim]);

@@ -19,7 +19,7 @@ use ndarray::{Array, ArrayBase, Axis, DataMut, Dimension, RemoveAxis};
 use pulp::Simd;
 
 use super::Real;
-use super::forward::cut;
+use super::work::cut;
 
 /// Tokens of a task: few, since their sums are in the precision of the tensors.
 const SPAN: usize = 32;

@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use ndarray::{Array1, Array2, Array4, ArrayView1, ArrayView4, ArrayViewMut1, ArrayViewMut4, Axis, s};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::Simd;
 
 use super::activation::{sigmoid, sigmoids};
 use super::{WORK, by_span, count, dot, spans, total};
 use crate::native::Real;
-use crate::native::forward::{cut, run_all};
 use crate::native::pages::zeros;
 use crate::native::rows::{copy, paste};
+use crate::native::work::{Work, cut, run_all};
 
 pub(crate) struct Norm<'a, T> {
     /// `[B, T, HV, V]`.
@@ -46,7 +46,7 @@ pub(crate) fn output_norm<T: Real>(norm: &Norm<T>) -> Array4<T> {
     let (batch, time, heads, dim) = norm.o.dim();
     let mut y = zeros([batch, time, heads, dim]);
     let tasks = spans(batch, time).zip(by_span(&mut y)).map(|((b, tokens), y)| Forward { norm, b, tokens, y });
-    run_all(tasks.collect(), norm.work(), |task| Arch::new().dispatch(task));
+    run_all(tasks.collect(), norm.work());
     y
 }
 
@@ -57,18 +57,9 @@ struct Forward<'a, 'i, T> {
     y: ArrayViewMut4<'a, T>,
 }
 
-impl<T: Real> WithSimd for Forward<'_, '_, T> {
-    type Output = ();
-
+impl<T: Real> Work for Forward<'_, '_, T> {
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        if S::IS_SCALAR { self.go::<S, false>(simd) } else { self.go::<S, true>(simd) }
-    }
-}
-
-impl<T: Real> Forward<'_, '_, T> {
-    #[inline(always)]
-    fn go<S: Simd, const FMA: bool>(mut self, simd: S) {
+    fn run<S: Simd, const FMA: bool>(mut self, simd: S) {
         let Norm { o, weight, gate, .. } = self.norm;
         let (_, _, heads, dim) = o.dim();
         let weight = weight.to_vec();
@@ -102,7 +93,7 @@ pub(crate) fn output_norm_gradients<T: Real>(norm: &Norm<T>, d_y: ArrayView4<T>)
         d_gate,
         sums: sums.index_axis_move(Axis(0), 0),
     });
-    run_all(tasks.collect(), 2 * norm.work(), |task| Arch::new().dispatch(task));
+    run_all(tasks.collect(), 2 * norm.work());
     NormGradients { o: d_o, weight: total(&sums), gate: d_gate }
 }
 
@@ -116,18 +107,9 @@ struct Backward<'a, 'i, T> {
     sums: ArrayViewMut1<'a, T>,
 }
 
-impl<T: Real> WithSimd for Backward<'_, '_, T> {
-    type Output = ();
-
+impl<T: Real> Work for Backward<'_, '_, T> {
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        if S::IS_SCALAR { self.go::<S, false>(simd) } else { self.go::<S, true>(simd) }
-    }
-}
-
-impl<T: Real> Backward<'_, '_, T> {
-    #[inline(always)]
-    fn go<S: Simd, const FMA: bool>(mut self, simd: S) {
+    fn run<S: Simd, const FMA: bool>(mut self, simd: S) {
         let Norm { o, weight, gate, .. } = self.norm;
         let (_, _, heads, dim) = o.dim();
         let weight = weight.to_vec();
