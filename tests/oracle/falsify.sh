@@ -31,7 +31,10 @@ done
 cd "$scratch"
 cp -r crates/burn-kda/src unbroken
 
-build() { cargo test --quiet $profile -p burn-kda --test "$1" --no-run > build.log 2>&1; }
+# Where the tests are: `lib` or a file of tests/.
+place() { if [[ $1 == lib ]]; then echo --lib; else echo --test "$1"; fi; }
+
+build() { cargo test --quiet $profile -p burn-kda $(place "$1") --no-run > build.log 2>&1; }
 
 features=${FALSIFY_FEATURES:-std,autodiff,webgpu}
 build_kernels() { .ci/kernels --quiet --features $features --test backends --no-run > build.log 2>&1; }
@@ -50,7 +53,7 @@ float_kernels() { kernels packed_sequences long_sequences_do_not_drift strided_i
 
 # Runs a suite and lists the tests that fail; not the one that is the suite again in other modes.
 suite() {
-    cargo test $profile -p burn-kda --test "$1" -- --skip the_plain_algorithm > suite.log 2>&1 || true
+    cargo test $profile -p burn-kda $(place "$1") -- --skip the_plain_algorithm > suite.log 2>&1 || true
     grep -q '^test result: ' suite.log || { cat suite.log >&2; abort "the suite did not run"; }
     sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' suite.log | sort
 }
@@ -65,13 +68,16 @@ know() {
 in_plain() { BURN_KDA_PLAIN=1 "$@"; }
 
 # mutant NAME, then FILE OLD NEW as often as needed; each OLD must occur exactly once in crates/burn-kda/src/FILE.
-# `suite=NAME mutant ..` is for those that another suite than kda_oracle sees. In plain/, the suite runs without the kernels: `BURN_KDA_PLAIN`; in checkpoint/, it is that of checkpoints.
+# `suite=NAME mutant ..` is for those that another suite than kda_oracle sees. In native/layer/, it is the crate's own, which
+# compares with tensor operations. In plain/, it runs without the kernels: `BURN_KDA_PLAIN`; in checkpoint/, it is that of
+# checkpoints.
 mutant() {
     local name=$1 build="build ${suite:-kda_oracle}" run="suite ${suite:-kda_oracle}"
     shift
     case $1 in
         plain/*) run="in_plain suite kda_oracle" ;;
         checkpoint/*) build="build checkpoint" run="suite checkpoint" ;;
+        native/layer/*) build="build lib" run="suite lib" ;;
         kernel/chunk/*) build=build_kernels run=tensor_cores ;;
         kernel/layer/*) build=build_kernels run=layer_kernels ;;
         kernel/element.rs) build=build_kernels run=all_kernels ;;
