@@ -107,6 +107,26 @@ fn saturated_gates_have_their_limit_and_no_gradient() {
     }
 }
 
+/// At `g = -inf` the state is forgotten, whatever the rate; but for Burn's own product of zero and infinity, where it
+/// differentiates each operation.
+#[test]
+fn an_infinite_gate_has_no_gradient() {
+    if std::env::var("BURN_KDA_PLAIN").is_ok_and(|mode| mode == "composed") {
+        return;
+    }
+    for (platform, device, dtype) in platforms() {
+        for decay in [DecayFn::Softplus, DecayFn::SIGMOID] {
+            let a_log = Array::new(vec![1], vec![1.0]).leaf::<1>(&device, dtype);
+            let raw = Array::new(vec![1, 2, 1, 1], vec![f64::INFINITY, 0.5]).leaf::<4>(&device, dtype);
+            let weight = Array::new(vec![1, 2, 1, 1], vec![1.0, 0.0]).tensor(&raw.device(), dtype);
+            let loss = (decay_gate(raw.clone(), Some(a_log.clone()), None, decay).exp() * weight).sum();
+            let gradients = loss.backward();
+            let slopes = [gradient(&a_log, &gradients).values, gradient(&raw, &gradients).values].concat();
+            assert_eq!(slopes, [0.0; 3], "{platform} {decay:?}");
+        }
+    }
+}
+
 /// Outside its range `A_log` is a constant.
 #[test]
 fn clamped_a_log_has_no_gradient() {

@@ -390,7 +390,7 @@ mutant native_norm_without_eps native/layer/norm.rs \
 mutant native_norm_gradient_without_the_mean native/layer/norm.rs \
     '(*d - x * along) / rms' '(*d - x * along * T::zero()) / rms'
 mutant native_output_gate_gradient_of_the_open_side native/layer/norm.rs \
-    '*gate = *d * x * closed' '*gate = *d * x * open'
+    '*gate = along * weight * closed' '*gate = along * weight * open'
 mutant native_sigmoid_mirrored native/layer/activation.rs \
     'if x < T::zero() { (lower, upper) } else { (upper, lower) }' '(upper, lower)'
 

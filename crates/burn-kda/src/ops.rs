@@ -49,7 +49,8 @@ pub struct KdaParams {
 /// What a convolution is to give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConvParams {
-    /// Channels of a head, if each head is to be normalised as by [`l2_normalize`](crate::l2_normalize).
+    /// Channels of a head, a divisor of all channels, if each head is to be normalised as by
+    /// [`l2_normalize`](crate::l2_normalize).
     pub head_dim: Option<usize>,
     /// Of the result.
     pub dtype: DType,

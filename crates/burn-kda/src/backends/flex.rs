@@ -32,12 +32,15 @@ impl<T: Real + Element + Pod> Host<T> for Flex {
     }
 
     fn view_mut(held: &mut FlexTensor) -> ArrayViewMutD<'_, T> {
-        if !held.is_contiguous() {
-            *held = held.to_contiguous();
-        }
         let shape = IxDyn(&held.layout().shape()[..]);
-        let (start, end) = (held.layout().start_offset(), held.layout().start_offset() + shape.size());
-        ArrayViewMutD::from_shape(shape, &mut held.storage_mut::<T>()[start..end]).expect("contiguous")
+        let is_all = held.is_contiguous() && held.storage::<T>().len() == shape.size();
+        if !(is_all && held.is_unique()) {
+            // Not Flex's own copy, which is of everything that the tensor is a part of.
+            let array = view::<T>(held)
+                .map_or_else(|| view(&held.to_contiguous()).expect("viewable").to_owned(), |x| x.to_owned());
+            *held = Self::from_array(array);
+        }
+        ArrayViewMutD::from_shape(shape, held.storage_mut::<T>()).expect("contiguous")
     }
 
     fn release(held: FlexTensor) -> FlexTensor {

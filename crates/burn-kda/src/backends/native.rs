@@ -1,5 +1,6 @@
 //! [`KdaOps`] by the native kernels, for backends whose tensors lie in this process's memory.
 
+use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
 use ndarray::{Array, ArrayD, ArrayView, ArrayViewD, ArrayViewMutD, Dimension, IxDyn};
@@ -112,6 +113,11 @@ fn with_convolution<B: Host<T>, T: Real, R>(
     head_dim: Option<usize>,
     f: impl FnOnce(&Convolution<T>) -> R,
 ) -> R {
+    let [_, _, channels] = x.shape().dims();
+    assert!(
+        head_dim.is_none_or(|dim| channels.is_multiple_of(dim)),
+        "`head_dim` {head_dim:?} does not divide {channels}"
+    );
     let (x, weight) = (B::hold(x), B::hold(weight));
     let (bias, state) = (hold_maybe(bias), hold_maybe(state));
     f(&Convolution {
@@ -284,8 +290,8 @@ macro_rules! native_ops {
                 state: MaybeTensor<Self>,
                 params: ConvParams,
             ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-                let others = [x.dtype(), weight.dtype(), params.dtype].into_iter().chain(bias.dtype());
-                match native::layer_dtype(others) {
+                let dtypes = [x.dtype(), weight.dtype(), params.dtype].into_iter();
+                match native::layer_dtype(dtypes.chain(bias.dtype()).chain(state.dtype())) {
                     Some(DType::F32) => native::convolution::<Self, f32>(x, weight, [bias, state], params),
                     Some(_) => native::convolution::<Self, f64>(x, weight, [bias, state], params),
                     None => ops::plain_convolution(x, weight, bias, state, params),
@@ -301,13 +307,14 @@ macro_rules! native_ops {
                 d_next: MaybeTensor<Self>,
                 params: ConvParams,
             ) -> (FloatTensor<Self>, FloatTensor<Self>, MaybeTensor<Self>, MaybeTensor<Self>) {
-                let dtypes = [x.dtype(), weight.dtype(), params.dtype].into_iter().chain(bias.dtype());
-                let (others, cotangents) = ([bias.clone(), state.clone()], [d_y, d_next]);
-                match native::layer_dtype(dtypes) {
+                let dtypes = [x.dtype(), weight.dtype(), params.dtype].into_iter();
+                let others = [&bias, &state, &d_y, &d_next].map(MaybeTensor::dtype);
+                let cotangents = [d_y, d_next];
+                match native::layer_dtype(dtypes.chain(others.into_iter().flatten())) {
                     Some(DType::F32) => {
-                        native::convolution_backward::<Self, f32>(x, weight, others, cotangents, params)
+                        native::convolution_backward::<Self, f32>(x, weight, [bias, state], cotangents, params)
                     }
-                    Some(_) => native::convolution_backward::<Self, f64>(x, weight, others, cotangents, params),
+                    Some(_) => native::convolution_backward::<Self, f64>(x, weight, [bias, state], cotangents, params),
                     None => ops::plain_convolution_backward(x, weight, bias, state, cotangents, params),
                 }
             }
@@ -332,7 +339,8 @@ macro_rules! native_ops {
                 d_g: FloatTensor<Self>,
                 decay: DecayFn,
             ) -> (FloatTensor<Self>, MaybeTensor<Self>, MaybeTensor<Self>) {
-                match native::layer_dtype([raw.dtype()].into_iter().chain(a_log.dtype()).chain(dt_bias.dtype())) {
+                let dtypes = [raw.dtype(), d_g.dtype()].into_iter();
+                match native::layer_dtype(dtypes.chain(a_log.dtype()).chain(dt_bias.dtype())) {
                     Some(DType::F32) => native::decay_gate_backward::<Self, f32>(raw, [a_log, dt_bias], d_g, decay),
                     Some(_) => native::decay_gate_backward::<Self, f64>(raw, [a_log, dt_bias], d_g, decay),
                     None => ops::plain_decay_gate_backward(raw, a_log, dt_bias, d_g, decay),

@@ -50,7 +50,7 @@ pub(super) struct Token<'a, T> {
 }
 
 impl<T: Real> Chunk<T> {
-    /// `width` is a multiple of [`WIDTH`](super::tile::width).
+    /// `width` is as [`padded`](super::tile::padded) has it.
     pub fn new(width: usize) -> Self {
         let rows = |rows: usize| Aligned::zeros(rows * width);
         Self {

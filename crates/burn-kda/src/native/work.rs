@@ -27,7 +27,7 @@ impl<W: Work> WithSimd for Dispatched<W> {
 /// Runs tasks of so many multiply-adds together.
 pub(super) fn run_all(tasks: Vec<impl Work>, multiply_adds: usize) {
     let run = |task| Arch::new().dispatch(Dispatched(task));
-    if multiply_adds < SMALL {
+    if multiply_adds < SMALL || tasks.len() == 1 {
         tasks.into_iter().for_each(run);
     } else {
         tasks.into_par_iter().for_each(run);

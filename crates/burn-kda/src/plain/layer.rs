@@ -171,16 +171,16 @@ pub(crate) fn decay_gate_backward(
     let [_, _, heads, dim] = raw.dims();
     let dtype = raw.dtype();
     let (rate, z) = rate_and_argument(raw, a_log.clone(), dt_bias.clone());
-    // Of `z`, and of the rate at each number.
+    // Of `z`, and of the rate at each number; a saturated gate has no gradient, whatever it is multiplied by.
     let (d_z, d_rate) = match decay {
         DecayFn::Softplus => {
             let d_g = d_g.neg();
-            (times(d_g.clone() * sigmoid(z.clone()), rate.clone()), d_g * softplus(z))
+            let d_rate = (d_g.clone() * softplus(z.clone())).mask_fill(d_g.clone().equal_elem(0.0), 0.0);
+            (times(d_g * sigmoid(z), rate.clone()), d_rate)
         }
         DecayFn::Sigmoid { lower_bound } => {
             let x = times(z.clone(), rate.clone());
             let d_x = d_g * sigmoid(x.clone()) * sigmoid(x.neg()) * lower_bound;
-            // A saturated gate has no gradient, whatever it is multiplied by.
             let d_rate = (d_x.clone() * z).mask_fill(d_x.clone().equal_elem(0.0), 0.0);
             (times(d_x, rate.clone()), d_rate)
         }

@@ -172,6 +172,10 @@ fn convolution_plan(
     let [batch, time, channels] = x.shape().dims();
     let [_, _, width] = weight.shape().dims();
     let dim = params.head_dim.unwrap_or(channels.min(CHANNELS));
+    assert!(
+        params.head_dim.is_none_or(|dim| channels.is_multiple_of(dim)),
+        "`head_dim` {dim} does not divide {channels}"
+    );
     let heads = channels.div_ceil(dim);
     let client = client([x, weight].into_iter().chain(some(bias)))?;
     if !(2..=WIDTH).contains(&width) || !has_kernels(params.dtype) {

@@ -176,3 +176,12 @@ fn threads_change_nothing() {
         assert!(one == three, "{:?}, width {}", case.sizes, case.width);
     }
 }
+
+#[test]
+#[should_panic(expected = "does not divide 8")]
+fn heads_that_do_not_fit_are_refused() {
+    let random =
+        Random { generator: RefCell::new(StdRng::seed_from_u64(7)), device: &Device::flex(), dtype: DType::F32 };
+    let params = ConvParams { head_dim: Some(3), dtype: DType::F32 };
+    ops::convolution(random.tensor([1, 2, 8]), random.tensor([8, 1, 4]), None, None, params);
+}

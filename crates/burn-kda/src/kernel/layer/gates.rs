@@ -175,10 +175,10 @@ pub(crate) fn decay_gate_gradients_kernel<X: Float, A: Float, B: Float>(
                     let z = read(raw, batch, t, head, d) + bias;
                     let d_value = bound * read(d_g, batch, t, head, d);
                     let mut d_z = d_value * sigmoid(z);
-                    let mut of_rate = d_value * softplus(z);
+                    // A saturated gate has no gradient, whatever it is multiplied by.
+                    let mut of_rate = select(d_value == 0.0f32, 0.0f32, d_value * softplus(z));
                     if comptime!(is_bounded) {
                         d_z = d_value * sigmoid_slope(z * rate);
-                        // A saturated gate has no gradient, whatever it is multiplied by.
                         of_rate = select(d_z == 0.0f32, 0.0f32, d_z * z);
                     }
                     d_z *= rate;

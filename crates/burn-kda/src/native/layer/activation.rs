@@ -1,5 +1,5 @@
-//! Sigmoid and softplus to a few roundings over the whole range, as [`crate::activation`] has them; branch-free, so that
-//! a loop over them becomes vector code.
+//! Sigmoid and softplus to a few roundings, as [`crate::activation`] has them, but 0 in f32 where the exponential would be
+//! subnormal; branch-free, so that a loop over them becomes vector code.
 
 use super::super::Real;
 

@@ -176,14 +176,14 @@ impl<T: Real> Work for Backward<'_, T> {
                 match *lower_bound {
                     None => numbers.for_each(|((&raw, &bias), (d, d_rate))| {
                         let z = raw + bias;
-                        *d_rate = -*d * softplus::<T, FMA>(z);
+                        // A saturated gate has no gradient, whatever it is multiplied by.
+                        *d_rate = if *d == T::zero() { T::zero() } else { -*d * softplus::<T, FMA>(z) };
                         *d = -*d * sigmoid::<T, FMA>(z) * rate;
                     }),
                     Some(bound) => numbers.for_each(|((&raw, &bias), (d, d_rate))| {
                         let z = raw + bias;
                         let (open, closed) = sigmoids::<T, FMA>(z * rate);
                         let d_x = *d * open * closed * bound;
-                        // A saturated gate has no gradient, whatever it is multiplied by.
                         *d_rate = if d_x == T::zero() { T::zero() } else { d_x * z };
                         *d = d_x * rate;
                     }),

@@ -130,9 +130,10 @@ impl<T: Real> Work for Backward<'_, '_, T> {
                 {
                     let (open, closed) = sigmoids::<T, FMA>(*gate);
                     let d_open = *d * open;
-                    *sum = *sum + d_open * x;
+                    let along = d_open * x;
+                    *sum = *sum + along;
+                    *gate = along * weight * closed;
                     *d = d_open * weight;
-                    *gate = *d * x * closed;
                 }
                 let along = dot(simd, &d, &x) * mean;
                 for (d, &x) in d.iter_mut().zip(&x) {
