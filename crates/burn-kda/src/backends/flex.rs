@@ -5,7 +5,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{DType, Element, TensorData};
 use bytemuck::Pod;
-use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, Dimension, IxDyn, ShapeBuilder};
+use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, IxDyn, ShapeBuilder};
 
 use super::native::{self, Host, native_ops};
 use crate::gate::DecayFn;
@@ -28,17 +28,14 @@ impl<T: Real + Element + Pod> Host<T> for Flex {
     }
 
     fn is_own(held: &mut FlexTensor) -> bool {
-        held.is_unique() && held.is_contiguous()
+        held.is_unique() && held.is_contiguous() && held.storage::<T>().len() == held.layout().num_elements()
     }
 
     fn view_mut(held: &mut FlexTensor) -> ArrayViewMutD<'_, T> {
         let shape = IxDyn(&held.layout().shape()[..]);
-        let is_all = held.is_contiguous() && held.storage::<T>().len() == shape.size();
-        if !(is_all && held.is_unique()) {
+        if !<Self as Host<T>>::is_own(held) {
             // Not Flex's own copy, which is of everything that the tensor is a part of.
-            let array = view::<T>(held)
-                .map_or_else(|| view(&held.to_contiguous()).expect("viewable").to_owned(), |x| x.to_owned());
-            *held = Self::from_array(array);
+            *held = Self::from_array(<Self as Host<T>>::view(held).as_standard_layout().into_owned());
         }
         ArrayViewMutD::from_shape(shape, held.storage_mut::<T>()).expect("contiguous")
     }

@@ -177,6 +177,27 @@ fn threads_change_nothing() {
     }
 }
 
+/// A state that is swapped in memory, or a part of another, gives what the same numbers by themselves do, and stays.
+#[test]
+fn a_step_takes_any_state() {
+    for device in [Device::ndarray(), Device::flex()] {
+        let random = Random { generator: RefCell::new(StdRng::seed_from_u64(7)), device: &device, dtype: DType::F64 };
+        let vector = || random.tensor([1, 2, 6]);
+        let (q, k, v, g, beta) = (vector(), vector(), vector(), vector().abs().neg(), random.tensor([1, 2]));
+        let step = |state: Tensor<4>| {
+            let (o, next) = crate::kda_step(state, q.clone(), k.clone(), v.clone(), g.clone(), beta.clone(), 0.3);
+            (numbers(o), numbers(next))
+        };
+        let many = random.tensor([3, 2, 6, 6]);
+        let row = many.clone().slice_dim(0, 1..2);
+        let alone = Tensor::from_data(row.clone().into_data(), (&device, DType::F64));
+        let swapped = Tensor::from_data(row.clone().swap_dims(2, 3).into_data(), (&device, DType::F64)).swap_dims(2, 3);
+        let (before, want) = (numbers(many.clone()), step(alone));
+        assert!(step(row) == want && step(swapped.clone()) == want && step(swapped) == want);
+        assert_eq!(numbers(many), before);
+    }
+}
+
 #[test]
 #[should_panic(expected = "does not divide 8")]
 fn heads_that_do_not_fit_are_refused() {
