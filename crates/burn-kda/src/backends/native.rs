@@ -33,7 +33,7 @@ pub(super) fn forward<B: Host<T>, T: Real>(
     keep_states: bool,
 ) -> (FloatTensor<B>, FloatTensor<B>, MaybeTensor<B>) {
     let inputs = hold(inputs);
-    let initial_state = initial_state.into_option().map(B::hold);
+    let initial_state = hold_maybe(initial_state);
     if B::view(&inputs[0]).shape()[1] == 1 {
         let (o, state) = step::<B, T>(inputs, initial_state, scale);
         return (o, state, None.into());
@@ -67,10 +67,10 @@ pub(super) fn backward<B: Host<T>, T: Real>(
     wanted: WantedGradients,
 ) -> KdaGradients<B> {
     let inputs = hold(inputs);
-    let initial_state = initial_state.into_option().map(B::hold);
+    let initial_state = hold_maybe(initial_state);
     let views = Views::new(inputs.each_ref().map(B::view), initial_state.as_ref().map(B::view));
     let [d_o, d_final_state] = cotangents;
-    let [states, mut d_o, d_final_state] = [states, d_o, d_final_state].map(|x| x.into_option().map(B::hold));
+    let [states, mut d_o, d_final_state] = [states, d_o, d_final_state].map(hold_maybe);
     let view = |held| native::four(B::view(held));
     // Both have one shape: the gradient of the values takes the memory of a cotangent that nothing else needs.
     let in_place = wanted.v && d_o.as_mut().is_some_and(B::is_own);

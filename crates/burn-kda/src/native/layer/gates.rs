@@ -45,17 +45,7 @@ impl<T: Real> Gate<'_, T> {
         let (_, _, heads, dim) = self.raw.dim();
         let (low, high) = A_LOG_RANGE;
         let [low, high] = [low, high].map(|x| T::from(x).expect("a float"));
-        // As it is, not `max`: a NaN has to pass.
-        let clamp = |x: T| {
-            if x < low {
-                low
-            } else if x > high {
-                high
-            } else {
-                x
-            }
-        };
-        let rate = |head: usize| self.a_log.map_or(T::one(), |a_log| clamp(a_log[head]).exp());
+        let rate = |head: usize| self.a_log.map_or(T::one(), |a_log| num_traits::clamp(a_log[head], low, high).exp());
         let mut bias = Array2::zeros([heads, dim]);
         if let Some(dt_bias) = self.dt_bias {
             bias.iter_mut().zip(dt_bias).for_each(|(bias, &x)| *bias = x);
