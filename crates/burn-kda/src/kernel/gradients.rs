@@ -119,7 +119,8 @@ pub(crate) fn gradients(
     );
 
     let [scratch, sums] = buffers(dims, &plan).map(|shape| empty(&shape));
-    let given = [&initial_state, &kept, &d_o, &d_final_state, &gradients.v].into_iter().flatten();
+    let Gradients { v: d_v, initial_state: d_initial, .. } = &gradients;
+    let given = [&initial_state, &kept, &d_o, &d_final_state, d_v, d_initial].into_iter().flatten();
     let tensors = [&q, &k, &v, &g, &beta, &scores, &scratch, &sums].into_iter().chain(given);
     let (count, dim) = grid(&client, lanes * tiles, plan.units());
     scan_kernel::launch(

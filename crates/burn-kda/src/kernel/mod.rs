@@ -16,7 +16,7 @@ pub(crate) use dispatch::{BackwardPlan, ForwardPlan, backward, forward};
 pub(crate) use element::has_kernels;
 pub(crate) use gradients::Gradients;
 #[cfg(all(test, feature = "fusion"))]
-pub(crate) use plan::{ChunkPlan, Plan};
+pub(crate) use plan::{ChunkPlan, Plan, ScanPlan};
 pub(crate) use recurrent::Outputs;
 #[cfg(feature = "fusion")]
 pub(crate) use recurrent::kept_states;

@@ -139,7 +139,7 @@ impl ScanPlan {
         let columns = (wide * key_dim / UNITS).max(wide / Self::GROUPS).clamp(1, Self::COLUMNS);
         let chunks = dims.time.div_ceil(ROWS);
         let fits = |plan: &Self| {
-            plan.units() <= units
+            plan.largest_cube() <= units
                 && plan.shared_bytes() <= hardware.max_shared_memory_size
                 && dims.lanes() * plan.tiles(dims).max(chunks) <= most_cubes(hardware)
                 && hardware.max_bindings >= Self::BINDINGS
@@ -150,8 +150,14 @@ impl ScanPlan {
         (0..=groups.ilog2()).rev().map(|log| Self { key_dim, groups: 1 << log, columns }).find(fits)
     }
 
+    /// Of the scan.
     pub fn units(&self) -> usize {
         self.groups * self.key_dim
+    }
+
+    /// Units of a cube of any of the kernels: the scores have one for each pair of rows.
+    pub fn largest_cube(&self) -> usize {
+        self.units().max(ROWS * ROWS)
     }
 
     /// Value channels of a cube.

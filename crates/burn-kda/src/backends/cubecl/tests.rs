@@ -1,10 +1,13 @@
 //! The kernels by burn-fusion and past it, and by ways that this device would not choose. `BURN_DEVICE` names it.
 
+mod far;
+
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 
 use super::*;
-use crate::kernel::{ChunkPlan, Plan};
+use crate::kernel::layer::HeadPlan;
+use crate::kernel::{ChunkPlan, Plan, ScanPlan};
 use crate::ops::TensorBridge;
 
 /// The same numbers twice: a tensor of the graph of fusion, and one outside of it.
@@ -153,6 +156,27 @@ fn strided_inputs_past_fusion() {
     let got = Case { q, k, v, g, beta, state, d_o, dims }.results::<CubeBackend>(forward, backward);
     for (n, (got, want)) in got.into_iter().zip(want).enumerate() {
         assert_eq!(CubeBackend::data(got), CubeBackend::data(want), "result {n}");
+    }
+}
+
+/// CubeCL's CPU runtime has as many units as cores.
+#[test]
+fn no_plan_has_more_units_than_the_device() {
+    let Some(device) = device() else { return };
+    let mut properties = properties(&pair([1], &device, 0.0, 1.0));
+    for units in [1, 2, 8, 63, 64, 128, 256_usize] {
+        properties.hardware.max_units_per_cube = units as u32;
+        for [key_dim, value_dim] in [[1, 1], [2, 3], [16, 16], [24, 80], [128, 128], [256, 256]] {
+            let dims = Dims::new([1, 100, 2, key_dim], [1, 100, 2, value_dim]);
+            let chunk = ChunkPlan::forward(dims, &properties, false).into_iter();
+            let chunks = chunk.chain(ChunkPlan::backward(dims, &properties, false)).map(|plan| plan.units());
+            let scan = ScanPlan::new(dims, &properties).map(|plan| plan.largest_cube());
+            let recurrence = Plan::new(dims, &properties).map(|plan| plan.units());
+            let head = HeadPlan::new([1, 100, 2, key_dim], 0, 1, &properties).map(|plan| plan.units);
+            for of_plan in chunks.chain(scan).chain(recurrence).chain(head) {
+                assert!(of_plan <= units, "{of_plan} of {units} at {key_dim}x{value_dim}");
+            }
+        }
     }
 }
 

@@ -37,7 +37,8 @@ pub(in crate::kernel) fn chunked_gradients(
 
     let scores = scores(dims, [&q, &k, &g, &beta], true, plan);
     let [scratch, sums] = buffers(dims, &plan).map(empty);
-    let given = [&initial_state, &kept, &d_o, &d_final_state, &gradients.v].into_iter().flatten();
+    let Gradients { v: d_v, initial_state: d_initial, .. } = &gradients;
+    let given = [&initial_state, &kept, &d_o, &d_final_state, d_v, d_initial].into_iter().flatten();
     let tensors = [&q, &k, &v, &g, &beta, &scores, &scratch, &sums].into_iter().chain(given);
     let (count, dim) = grid(&client, plan.cubes(dims), plan.units());
     chunk_back_kernel::launch(

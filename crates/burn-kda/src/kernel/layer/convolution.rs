@@ -29,7 +29,7 @@ pub(crate) fn convolution(
     let bias_dtype = bias.as_ref().map_or(weight.dtype, |bias| bias.dtype);
     let dtypes = [x.dtype, weight.dtype, bias_dtype, y.dtype].map(float);
     let (count, units) = grid(&client, plan.cubes([batch, time, heads, dim]), plan.units);
-    let tensors = [&x, &weight, &y, &next].into_iter().chain(&state);
+    let tensors = [&x, &weight, &y, &next].into_iter().chain(&bias).chain(&state);
     convolution_kernel::launch(
         &client,
         count,

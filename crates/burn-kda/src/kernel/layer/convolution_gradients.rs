@@ -36,7 +36,8 @@ pub(crate) fn convolution_gradients(
     let client = x.client.clone();
     let bias_dtype = bias.as_ref().map_or(weight.dtype, |bias| bias.dtype);
     let dtypes = [x.dtype, weight.dtype, bias_dtype, params.dtype].map(float);
-    let tensors = [&x, &weight, &d_x, &sums].into_iter().chain(&state).chain(&d_y).chain(&d_next).chain(&d_state);
+    let given = [&bias, &state, &d_y, &d_next, &d_state].into_iter().flatten();
+    let tensors = [&x, &weight, &d_x, &sums].into_iter().chain(given);
     let (count, units) = grid(&client, spans * heads, plan.units);
     convolution_gradients_kernel::launch(
         &client,

@@ -3,6 +3,7 @@
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
@@ -11,10 +12,17 @@ use super::{HeadPlan, SPAN, empty, spans};
 use crate::gate::DecayFn;
 use crate::kernel::decay::decay;
 use crate::kernel::element::{address, beta_of, float, grid, maybe, read, write, write_beta};
+use crate::kernel::plan::most_units;
 use crate::plain::A_LOG_RANGE;
 
-/// Units of a cube; every device has as many.
+/// Units of a cube, where the device allows as many.
 const UNITS: usize = 128;
+
+/// Cubes with a unit for each number, and some that have none.
+fn unit_each(client: &Client, numbers: usize) -> (CubeCount, CubeDim) {
+    let units = UNITS.min(most_units(&client.properties().hardware));
+    grid(client, numbers.div_ceil(units), units)
+}
 
 /// As [`KdaOps::kda_decay_gate`](crate::KdaOps::kda_decay_gate).
 pub(crate) fn decay_gate(
@@ -27,14 +35,13 @@ pub(crate) fn decay_gate(
     let client = raw.client.clone();
     let [rate_dtype, bias_dtype] = rate_and_bias_dtypes(&a_log, &dt_bias);
     let dtypes = [float(raw.dtype), rate_dtype, bias_dtype];
-    let numbers = raw.shape().num_elements();
-    let (count, dim) = grid(&client, numbers.div_ceil(UNITS), UNITS);
+    let (count, dim) = unit_each(&client, raw.shape().num_elements());
     let (bound, is_bounded) = bound(decay);
     decay_gate_kernel::launch(
         &client,
         count,
         dim,
-        address([&raw, &g]),
+        address([&raw, &g].into_iter().chain(&a_log).chain(&dt_bias)),
         raw.into_tensor_arg(),
         maybe(&a_log),
         maybe(&dt_bias),
@@ -125,7 +132,7 @@ pub(crate) fn decay_gate_gradients(
         &client,
         count,
         units,
-        address([&raw, &d_g, &d_raw, &sums]),
+        address([&raw, &d_g, &d_raw, &sums].into_iter().chain(&a_log).chain(&dt_bias)),
         raw.into_tensor_arg(),
         maybe(&a_log),
         maybe(&dt_bias),
@@ -212,7 +219,7 @@ pub(crate) fn write_strength(logit: CubeTensor, factor: f64) -> CubeTensor {
     let beta = empty(&logit, logit.shape(), DType::F32);
     let client = logit.client.clone();
     let dtype = float(logit.dtype);
-    let (count, dim) = grid(&client, logit.shape().num_elements().div_ceil(UNITS), UNITS);
+    let (count, dim) = unit_each(&client, logit.shape().num_elements());
     write_strength_kernel::launch(
         &client,
         count,
@@ -246,7 +253,7 @@ pub(crate) fn write_strength_gradient(logit: CubeTensor, d_beta: CubeTensor, fac
     let d_logit = empty(&logit, logit.shape(), logit.dtype);
     let client = logit.client.clone();
     let dtype = float(logit.dtype);
-    let (count, dim) = grid(&client, logit.shape().num_elements().div_ceil(UNITS), UNITS);
+    let (count, dim) = unit_each(&client, logit.shape().num_elements());
     write_strength_gradient_kernel::launch(
         &client,
         count,

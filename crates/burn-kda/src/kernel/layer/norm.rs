@@ -112,7 +112,7 @@ pub(crate) fn output_norm_gradients(
         &client,
         count,
         units,
-        address([&o, &gate, &d_y, &d_o, &d_gate, &sums]),
+        address([&o, &weight, &gate, &d_y, &d_o, &d_gate, &sums]),
         o.into_tensor_arg(),
         weight.into_tensor_arg(),
         gate.into_tensor_arg(),

@@ -1,0 +1,150 @@
+//! Places past 2^32 numbers, for which addresses of 32 bits are too few, where a device has room for so many.
+
+use std::ops::Range;
+
+use burn::tensor::{FloatDType, Slice};
+use burn_cubecl::tensor::CubeTensor;
+
+use super::*;
+use crate::kernel::layer;
+
+const TOKENS: usize = 35;
+
+/// Numbers from one token to the next: the last three tokens are past 2^32.
+const APART: usize = 1 << 27;
+
+/// The tensors `[1, TOKENS, ..]` of one dtype side by side in one buffer, their tokens far apart; none without room.
+fn far_apart<const N: usize>(tensors: [CubeTensor; N]) -> Option<[CubeTensor; N]> {
+    let CubeTensor { client, device, dtype, .. } = &tensors[0];
+    let most = client.properties().memory.max_page_size;
+    if most < (TOKENS * APART * dtype.size()) as u64 {
+        println!("skipped: buffers of {most} bytes at most");
+        return None;
+    }
+    let mut buffer = CubeBackend::float_empty([TOKENS, APART].into(), device, (*dtype).into());
+    let columns = |columns: Range<usize>| [Slice::from(0..TOKENS), columns.into()];
+    let widths = tensors.each_ref().map(|x| x.shape().num_elements() / TOKENS);
+    let first = |n: usize| widths[..n].iter().sum::<usize>();
+    for (n, x) in tensors.iter().enumerate() {
+        let rows = CubeBackend::float_reshape(x.clone(), [TOKENS, widths[n]].into());
+        buffer = CubeBackend::float_slice_assign(buffer, &columns(first(n)..first(n + 1)), rows);
+    }
+    let view = |n: usize| {
+        let mut x = CubeBackend::float_slice(buffer.clone(), &columns(first(n)..first(n + 1)));
+        let to_next = x.meta.strides()[0];
+        x.meta = tensors[n].meta.clone();
+        let rank = x.meta.shape().rank();
+        let inner = |axis: usize| x.meta.shape()[axis + 1..].iter().product();
+        let strides = (0..rank).map(|axis| if axis < 2 { to_next } else { inner(axis) }).collect();
+        *x.meta.strides_mut() = strides;
+        x
+    };
+    Some(std::array::from_fn(view))
+}
+
+fn half(pair: Pair) -> CubeTensor {
+    CubeBackend::float_cast(pair.direct, FloatDType::F16)
+}
+
+fn assert_same(what: &str, got: Vec<CubeTensor>, want: Vec<CubeTensor>) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (n, (got, want)) in got.into_iter().zip(want).enumerate() {
+        assert_eq!(CubeBackend::data(got), CubeBackend::data(want), "{what}, result {n}");
+    }
+}
+
+#[test]
+fn inputs_of_the_operator_past_32_bits() {
+    let Some(device) = device() else { return };
+    for [key_dim, value_dim] in [[2, 3], [20, 24]] {
+        let Case { q, k, v, g, beta, state, d_o, dims } = Case::new([1, TOKENS, 1, 2, key_dim, value_dim], &device);
+        let properties = properties(&q);
+        let near = [q, k, v, g, beta, d_o].map(half);
+        let Some(far) = far_apart(near.clone()) else { return };
+        let results = |[q, k, v, g, beta, d_o]: [CubeTensor; 6], forward, backward| {
+            let inputs = || KdaTensors::<CubeBackend> {
+                q: q.clone(),
+                k: k.clone(),
+                v: v.clone(),
+                g: g.clone(),
+                beta: beta.clone(),
+            };
+            let state = || MaybeTensor::Some(state.direct.clone());
+            let (o, final_state, kept) = <CubeBackend as KernelOps>::forward(inputs(), state(), 0.3, true, forward);
+            let Some(backward) = backward else { return vec![o, final_state] };
+            let wanted = WantedGradients { q: true, k: true, v: true, g: true, beta: true, initial_state: true };
+            let d_o = MaybeTensor::Some(d_o);
+            let gradients = CubeBackend::backward(inputs(), state(), kept, d_o, state(), 0.3, wanted, backward);
+            let KdaGradients { q, k, v, g, beta, initial_state } = gradients;
+            let gradients = [q, k, v, g, beta, initial_state].map(|x| x.into_option().expect("wanted"));
+            [o, final_state].into_iter().chain(gradients).collect()
+        };
+        let forward = ForwardPlan::recurrent(dims, &properties);
+        let chunk = ChunkPlan::forward(dims, &properties, false).map(ForwardPlan::Chunk);
+        let chunk_backward = ChunkPlan::backward(dims, &properties, false);
+        let plans = [
+            forward.map(|plan| (plan, ScanPlan::new(dims, &properties).map(|scan| BackwardPlan::Scan(plan, scan)))),
+            chunk.map(|plan| (plan, chunk_backward.map(|back| BackwardPlan::Chunk(plan, back)))),
+        ];
+        for (forward, backward) in plans.into_iter().flatten() {
+            println!("{forward:?}, {backward:?}");
+            let (got, want) = (results(far.clone(), forward, backward), results(near.clone(), forward, backward));
+            assert_same(&format!("{forward:?}"), got, want);
+        }
+    }
+}
+
+#[test]
+fn inputs_of_the_layer_past_32_bits() {
+    let Some(device) = device() else { return };
+    let (heads, dim) = (2, 6);
+    let sizes @ [_, time, ..] = [1, TOKENS, heads, dim];
+    let channels = heads * dim;
+    let of_channels = || half(pair([1, time, channels], &device, -1.0, 1.0));
+    let of_heads = || half(pair(sizes, &device, -4.0, 4.0));
+    let near = (
+        [of_channels(), of_channels()],
+        [of_heads(), of_heads(), of_heads()],
+        half(pair([1, time, heads], &device, -4.0, 4.0)),
+    );
+    let Some([x, d_y, o, gate, d_o, logit]) = far_apart({
+        let ([x, d_y], [o, gate, d_o], logit) = near.clone();
+        [x, d_y, o, gate, d_o, logit]
+    }) else {
+        return;
+    };
+    let weight = pair([channels, 1, 4], &device, -1.0, 1.0).direct;
+    let [a_log, bias, norm] = [heads, channels, dim].map(|len| pair([len], &device, 0.5, 1.5).direct);
+    let state = half(pair([1, channels, 3], &device, -1.0, 1.0));
+    let d_g = pair(sizes, &device, -1.0, 1.0);
+    let d_beta = pair([1, time, heads], &device, -1.0, 1.0);
+    // Enough for every kernel.
+    let plan = HeadPlan::new(sizes, 6, 2, &properties(&d_g)).expect("a plan");
+    let params = ConvParams { head_dim: Some(dim), dtype: DType::F16 };
+
+    let results = |([x, d_y], [o, gate, d_o], logit): ([CubeTensor; 2], [CubeTensor; 3], CubeTensor)| {
+        let (weight, bias, state, a_log) =
+            (|| weight.clone(), || Some(bias.clone()), || Some(state.clone()), || Some(a_log.clone()));
+        let (y, next) = layer::convolution(x.clone(), weight(), bias(), state(), params, [heads, dim], plan);
+        let (d_x, sums, d_state) = layer::convolution_gradients(
+            x,
+            weight(),
+            bias(),
+            state(),
+            [Some(d_y), state()],
+            params,
+            [heads, dim],
+            plan,
+        );
+        let g = layer::decay_gate(o.clone(), a_log(), bias(), DecayFn::Softplus);
+        let gate_gradients =
+            layer::decay_gate_gradients(o.clone(), a_log(), bias(), d_g.direct.clone(), DecayFn::Softplus, plan);
+        let normed = layer::output_norm(o.clone(), norm.clone(), gate.clone(), 1e-5, DType::F16, plan);
+        let norm_gradients = layer::output_norm_gradients(o, norm.clone(), gate, d_o, 1e-5, plan);
+        let beta = layer::write_strength(logit.clone(), 2.0);
+        let d_logit = layer::write_strength_gradient(logit, d_beta.direct.clone(), 2.0);
+        let ones = [y, next, d_x, sums, d_state.expect("of a state"), g, normed, beta, d_logit];
+        ones.into_iter().chain(gate_gradients).chain(norm_gradients).collect::<Vec<_>>()
+    };
+    assert_same("layer", results(([x, d_y], [o, gate, d_o], logit)), results(near));
+}
