@@ -27,7 +27,9 @@ pub(super) fn most_units(hardware: &HardwareProperties) -> usize {
 /// In all three dimensions, and few enough to be counted in 32 bits.
 pub(super) fn most_cubes(hardware: &HardwareProperties) -> usize {
     let (x, y, z) = hardware.max_cube_count;
-    (u64::from(x) * u64::from(y) * u64::from(z)).min(u64::from(u32::MAX) / 2) as usize
+    // CubeCL's CPU runtime has no limit, which it says with three times the largest number.
+    let cubes = u64::from(x).saturating_mul(y.into()).saturating_mul(z.into());
+    cubes.min(u64::from(u32::MAX) / 2) as usize
 }
 
 /// A cube has `columns` columns of units, and `slices` units in each of them.
@@ -57,7 +59,7 @@ impl Plan {
         let units = UNITS.min(most_units(hardware));
         let Dims { key_dim, value_dim, .. } = dims;
 
-        let slices = (key_dim.next_power_of_two() / 16).clamp(1, 8);
+        let slices = (key_dim.next_power_of_two() / 16).clamp(1, 8.min(1 << units.ilog2()));
         let rows = key_dim.div_ceil(slices);
         let columns = (units / slices).min(value_dim.next_power_of_two());
         let enough = hardware.num_streaming_multiprocessors.map_or(128, |count| count as usize);
@@ -69,8 +71,7 @@ impl Plan {
         let shared = SHARED.min(hardware.max_shared_memory_size);
         let tokens = [16, 8, 4, 2].into_iter().find(|&tokens| plan(tokens).shared_bytes() <= shared);
         let plan = plan(tokens.unwrap_or(1));
-        let fits = columns > 0
-            && rows <= REGISTERS
+        let fits = rows <= REGISTERS
             && plan.shared_bytes() <= hardware.max_shared_memory_size
             && plan.cubes(dims) <= most_cubes(hardware)
             && hardware.max_bindings >= BINDINGS;
