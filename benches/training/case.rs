@@ -46,6 +46,8 @@ pub enum Pass {
     Node,
     /// Forward and backward, differentiated operation by operation.
     Composition,
+    /// The loss that the passes backward start from, and its gradient, without the operator.
+    Loss,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -111,7 +113,7 @@ impl Case {
     pub fn measure(&self) -> Measurement {
         let device = match self.pass {
             Pass::Forward => self.backend.device(),
-            Pass::Node | Pass::Composition => self.backend.device().autodiff(),
+            Pass::Node | Pass::Composition | Pass::Loss => self.backend.device().autodiff(),
         };
         let input = input(self.shape, &device);
         let cotangent = normal(input.v.dims(), &device);
@@ -119,12 +121,14 @@ impl Case {
         let _ = fs::write("/proc/self/clear_refs", "5");
         let before = status_mib("VmRSS:");
         let run = || {
+            let backward = |o: Tensor<4>| black_box((o * cotangent.clone()).sum().backward());
             let start = Instant::now();
-            if self.pass == Pass::Forward {
-                black_box(chunk_kda(input.clone(), KdaOptions::default()));
-            } else {
-                let output = chunk_kda(tracked(input.clone()), KdaOptions::default());
-                black_box((output.o * cotangent.clone()).sum().backward());
+            match self.pass {
+                Pass::Forward => drop(black_box(chunk_kda(input.clone(), KdaOptions::default()))),
+                Pass::Loss => drop(backward(input.v.clone().require_grad())),
+                Pass::Node | Pass::Composition => {
+                    drop(backward(chunk_kda(tracked(input.clone()), KdaOptions::default()).o));
+                }
             }
             start.elapsed().as_secs_f64()
         };

@@ -53,16 +53,18 @@ fn main() -> Result<()> {
     let threads = std::env::var("RAYON_NUM_THREADS").unwrap_or_else(|_| "all".into());
     println!("threads: {threads}; f32; memory is the peak above the inputs, of at most {LIMIT_GIB} GiB\n");
 
-    // Shapes with how often each is timed.
-    let shapes = match args.quick {
-        true => [((1, 64, 2, 16, 16), 1), ((1, 128, 2, 16, 16), 1)],
-        false => [((1, 1024, 8, 64, 64), 3), ((1, 4096, 16, 128, 128), 2)],
+    // How often the composition is timed, and everything else.
+    let (shapes, runs) = match args.quick {
+        true => ([(1, 64, 2, 16, 16), (1, 128, 2, 16, 16)], [1, 1]),
+        false => ([(1, 1024, 8, 64, 64), (1, 4096, 16, 128, 128)], [2, 10]),
     };
-    println!("| device | (B, T, H, K, V) | mode | ms | MiB | time / node | memory / node | (fwd + bwd) / fwd |");
-    println!("|---|---|---|---:|---:|---:|---:|---:|");
+    println!(
+        "| device | (B, T, H, K, V) | mode | ms | MiB | time / node | memory / node | (fwd + bwd) / fwd | without the loss |"
+    );
+    println!("|---|---|---|---:|---:|---:|---:|---:|---:|");
     let mut all = Vec::new();
     for backend in Backend::ALL {
-        for (shape, runs) in shapes {
+        for shape in shapes {
             compare(backend, shape, runs, &mut all)?;
         }
     }
@@ -97,20 +99,25 @@ fn main() -> Result<()> {
 /// What `--json` records.
 type Record = Vec<(Case, Measurement)>;
 
-/// A row for each way to run one shape.
-fn compare(backend: Backend, shape: Shape, runs: usize, all: &mut Record) -> Result<()> {
-    let mut run = |pass| record(Case { backend, pass, shape, runs }, all);
-    let row = |mode: &str, measurement: &Measurement, [time, memory, backward]: [Option<f64>; 3]| {
-        let [time, memory, backward] = [time, memory, backward].map(|x| x.map_or(String::new(), |x| format!("{x:.2}")));
-        println!("| {backend:?} | {shape:?} | {mode} | {} | {time} | {memory} | {backward} |", cells(measurement));
+/// A row for each way to run one shape; runs of the composition and of everything else.
+fn compare(backend: Backend, shape: Shape, [of_composition, runs]: [usize; 2], all: &mut Record) -> Result<()> {
+    let mut run = |pass| {
+        let runs = if pass == Pass::Composition { of_composition } else { runs };
+        record(Case { backend, pass, shape, runs }, all)
     };
-    let forward = run(Pass::Forward)?;
-    row("node, forward", &forward, [None; 3]);
-    let node = run(Pass::Node)?;
-    row("node", &node, [None, None, ratio(node.seconds(), forward.seconds())]);
+    let row = |mode: &str, measurement: &Measurement, ratios: [Option<f64>; 4]| {
+        let ratios = ratios.map(|x| x.map_or(String::new(), |x| format!("{x:.2}"))).join(" | ");
+        println!("| {backend:?} | {shape:?} | {mode} | {} | {ratios} |", cells(measurement));
+    };
+    let (forward, loss, node) = (run(Pass::Forward)?, run(Pass::Loss)?, run(Pass::Node)?);
+    row("node, forward", &forward, [None; 4]);
+    row("loss alone", &loss, [None; 4]);
+    let without = node.seconds().zip(loss.seconds()).map(|(node, loss)| node - loss);
+    let backward = [node.seconds(), without].map(|seconds| ratio(seconds, forward.seconds()));
+    row("node", &node, [None, None, backward[0], backward[1]]);
     let composition = run(Pass::Composition)?;
-    let ratios = [ratio(composition.seconds(), node.seconds()), ratio(composition.mib(), node.mib()), None];
-    row("composition", &composition, ratios);
+    let [time, memory] = [Measurement::seconds, Measurement::mib].map(|of| ratio(of(&composition), of(&node)));
+    row("composition", &composition, [time, memory, None, None]);
     Ok(())
 }
 
@@ -118,7 +125,7 @@ fn compare(backend: Backend, shape: Shape, runs: usize, all: &mut Record) -> Res
 fn against_time(backend: Backend, unit: usize, all: &mut Record) -> Result<Vec<(usize, Measurement)>> {
     let measure = |times| {
         let time = times * unit;
-        let measurement = record(Case { backend, pass: Pass::Node, shape: (1, time, 8, 64, 64), runs: 2 }, all)?;
+        let measurement = record(Case { backend, pass: Pass::Node, shape: (1, time, 8, 64, 64), runs: 5 }, all)?;
         let per_token = |total: Option<f64>| total.map_or("n/a".into(), |x| format!("{:.2}", x / time as f64));
         let us = per_token(measurement.seconds().map(|s| s * 1e6));
         let kib = per_token(measurement.mib().map(|mib| mib * 1024.0));
