@@ -132,7 +132,10 @@ impl<T: Real> Chunk<T> {
             }
         }
         // Of what the keys read.
-        let d_read = dv.map(|Pair(x)| Pair(x.map(|x| T::vector_sub(simd, zero.0[0], x))));
+        let mut d_read = [zero; CHUNK];
+        for (d_read, dv) in d_read.iter_mut().zip(&dv) {
+            *d_read = zero.sub::<S, T>(simd, *dv);
+        }
         transposed.cotangents.transpose::<S>(0, &d_read);
         transposed.cotangents.transpose::<S>(1, d_o);
         transposed.u.transpose::<S>(0, u);
@@ -174,8 +177,6 @@ pub(super) struct Within<T> {
     /// Unscaled.
     pub q: Aligned<T>,
     pub k: Aligned<T>,
-    pub g: Aligned<T>,
-    decay: Aligned<T>,
     pub dq: Aligned<T>,
     pub dk: Aligned<T>,
     pub dg: Aligned<T>,
@@ -184,8 +185,6 @@ pub(super) struct Within<T> {
     d_write: Aligned<T>,
     d_read: [Aligned<T>; 2],
     d_decay: Aligned<T>,
-    carry: Aligned<T>,
-    zero: Aligned<T>,
 }
 
 impl<T: Real> Within<T> {
@@ -194,8 +193,6 @@ impl<T: Real> Within<T> {
         Self {
             q: rows(),
             k: rows(),
-            g: rows(),
-            decay: rows(),
             dq: rows(),
             dk: rows(),
             dg: rows(),
@@ -203,19 +200,12 @@ impl<T: Real> Within<T> {
             d_write: rows(),
             d_read: [rows(), rows()],
             d_decay: Aligned::zeros(width),
-            carry: Aligned::zeros(width),
-            zero: Aligned::zeros(width),
         }
     }
 
-    /// From the sums over value channels, `q`, `k` and `g` to their gradients and that of `beta`.
+    /// From the sums over value channels, `q` and `k` to the gradients of `q`, `k`, `g` and `beta`.
     #[inline(always)]
-    pub fn back<S: Simd, const FMA: bool>(&mut self, simd: S, chunk: &Chunk<T>, sums: &Sums<T, S>, scale: T) {
-        let width = self.zero.len();
-        self.carry.fill(T::zero());
-        for (g, decay) in self.g.chunks_exact(width).zip(self.decay.chunks_exact_mut(width)) {
-            T::decays::<FMA>(g, &self.zero, &mut self.carry, decay);
-        }
+    pub fn back<S: Simd>(&mut self, simd: S, chunk: &Chunk<T>, sums: &Sums<T, S>, scale: T) {
         for i in 0..CHUNK {
             self.d_beta[i] = T::total(simd, sums.beta[i]);
         }
@@ -240,7 +230,7 @@ impl<T: Real> Within<T> {
         let (mul, fma) = (T::vector_mul::<S>, T::vector_mul_add::<S>);
         let scale = T::splat(simd, scale);
         let vectors = T::vectors::<S>;
-        let (q, k, a) = (vectors(&self.q), vectors(&self.k), vectors(&self.decay));
+        let (q, k, a) = (vectors(&self.q), vectors(&self.k), vectors(&chunk.decays));
         let (d_write, d_key, d_query) = (vectors(&self.d_write), vectors(&self.d_read[0]), vectors(&self.d_read[1]));
         let d_decay = vectors(&self.d_decay);
         let (dq_rows, dk_rows) = (T::vectors_mut::<S>(&mut self.dq), T::vectors_mut::<S>(&mut self.dk));

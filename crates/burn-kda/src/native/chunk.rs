@@ -23,6 +23,8 @@ pub(super) const CHUNK: usize = 8;
 pub(super) struct Chunk<T> {
     /// `K`, padded with channels of zeros.
     width: usize,
+    /// Of each token, `[CHUNK, K]`.
+    pub decays: Aligned<T>,
     /// Over the chunk.
     pub decay: Aligned<T>,
     /// Keys, then scaled queries, times the decays up to their token, `[2 CHUNK, K]`.
@@ -38,7 +40,7 @@ pub(super) struct Chunk<T> {
     pub beta: [T; CHUNK],
     pub tokens: usize,
     /// Of one token.
-    rows: [Aligned<T>; 8],
+    rows: [Aligned<T>; 7],
 }
 
 /// One token of the inputs of one head.
@@ -55,6 +57,7 @@ impl<T: Real> Chunk<T> {
         let rows = |rows: usize| Aligned::zeros(rows * width);
         Self {
             width,
+            decays: rows(CHUNK),
             decay: rows(1),
             reads: rows(2 * CHUNK),
             writes: rows(CHUNK),
@@ -79,7 +82,7 @@ impl<T: Real> Chunk<T> {
         T: 'a,
     {
         let width = self.width;
-        let [q_row, k_row, g_row, a, total, rest, carry_within, zero] = &mut self.rows;
+        let [q_row, k_row, g_row, total, rest, carry_within, zero] = &mut self.rows;
         for sum in [&mut *total, &mut *rest, &mut *carry_within] {
             sum.fill(T::zero());
         }
@@ -93,6 +96,7 @@ impl<T: Real> Chunk<T> {
         let scale_all = T::splat(simd, scale);
         for (n, token) in tokens.enumerate() {
             let (q, k, g) = (row(&token.q, q_row), row(&token.k, k_row), row(&token.g, g_row));
+            let a = &mut self.decays[n * width..][..width];
             T::decays::<FMA>(g, zero, carry_within, a);
             let (q, k, g, a) = (vectors(q), vectors(k), vectors(g), vectors(a));
             let (keys, queries) = self.reads.split_at_mut(CHUNK * width);
@@ -134,7 +138,8 @@ impl<T: Real> Chunk<T> {
             self.beta[n] = token.beta;
             self.tokens = n + 1;
         }
-        // What tokens are missing of a chunk read and write nothing.
+        // What tokens are missing of a chunk decay, read and write nothing.
+        self.decays[self.tokens * width..].fill(T::one());
         for rows in [&mut self.writes[..], &mut self.reads[..CHUNK * width]] {
             rows[self.tokens * width..].fill(T::zero());
         }

@@ -12,6 +12,7 @@ use super::adjoint::{Sums, Transposed, Within};
 use super::blocks::Blocks;
 use super::by_token::Values;
 use super::chunk::{CHUNK, Chunk, Token};
+use super::prefetch::prefetch;
 use super::rows::{copy, paste};
 use super::tile::{Pair, padded, update_to};
 use super::work::Work;
@@ -66,8 +67,12 @@ impl<T: Real> Work for Group<'_, T> {
         });
         let mut d_states: Vec<_> = d_states.collect();
         for start in (0..time).step_by(KEEP_EVERY).rev() {
-            for (lane, d_state) in self.0.iter_mut().zip(&mut d_states) {
-                lane.segment::<S, FMA>(simd, start..time.min(start + KEEP_EVERY), d_state, &mut scratch);
+            for (i, d_state) in d_states.iter_mut().enumerate() {
+                let (done, lanes) = self.0.split_at_mut(i);
+                let (lane, others) = lanes.split_first_mut().expect("as many states as lanes");
+                // Whose turn is next, and where it starts.
+                let next = others.first().map(|next| (next, start)).or(done.first().zip(start.checked_sub(KEEP_EVERY)));
+                lane.segment::<S, FMA>(simd, start..time.min(start + KEEP_EVERY), d_state, next, &mut scratch);
             }
         }
         for (lane, mut d_state) in self.0.into_iter().zip(d_states) {
@@ -118,13 +123,31 @@ impl<T: Real, S: Simd> Scratch<T, S> {
 }
 
 impl<T: Real> Lane<'_, T> {
-    /// Takes the cotangent of the state after some tokens to that of the state before.
+    /// `[T, V]`.
+    #[inline(always)]
+    fn of_output(&self) -> Option<ArrayView2<'_, T>> {
+        if self.in_place { self.dv.as_ref().map(|dv| dv.view()) } else { self.d_o }
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, t: usize) {
+        for row in [self.q.row(t), self.k.row(t), self.g.row(t), self.v.row(t)] {
+            prefetch(row);
+        }
+        if let Some(of_output) = self.of_output() {
+            prefetch(of_output.row(t));
+        }
+    }
+
+    /// Takes the cotangent of the state after some tokens to that of the state before. Meanwhile brings what the `next` lane
+    /// needs from there on, or this one if it is alone, closer.
     #[inline(always)]
     fn segment<S: Simd, const FMA: bool>(
         &mut self,
         simd: S,
         tokens: Range<usize>,
         d_state: &mut Blocks<T, S>,
+        next: Option<(&Self, usize)>,
         scratch: &mut Scratch<T, S>,
     ) {
         let Scratch { chunks, sums, within, transposed, state, before, writes, v, d_o, dv, carry } = scratch;
@@ -141,8 +164,7 @@ impl<T: Real> Lane<'_, T> {
         }
         // A segment with fewer tokens than others is the last one, and the first here: what follows them is still zero.
         v.load(self.v.slice(s![tokens.clone(), ..]));
-        let of_output = if self.in_place { self.dv.as_ref().map(|dv| dv.view()) } else { self.d_o };
-        if let Some(of_output) = of_output {
+        if let Some(of_output) = self.of_output() {
             d_o.load(of_output.slice(s![tokens.clone(), ..]));
         }
         match (&self.kept, &self.state) {
@@ -151,6 +173,9 @@ impl<T: Real> Lane<'_, T> {
             _ => state.pairs.fill(Pair([T::splat(simd, T::zero()); 2])),
         }
 
+        let (upcoming, first) = next.unwrap_or((&*self, start.saturating_sub(KEEP_EVERY)));
+        let mut ahead = first..self.q.nrows().min(first + KEEP_EVERY);
+        let at_once = ahead.len().div_ceil(used * (d_state.pairs.len() / width));
         let rows = v.height;
         let values = v.pairs.chunks_exact(rows).zip(d_o.pairs.chunks_exact(rows)).zip(dv.pairs.chunks_exact_mut(rows));
         let states = state.pairs.chunks_exact(width).zip(d_state.pairs.chunks_exact_mut(width));
@@ -166,6 +191,7 @@ impl<T: Real> Lane<'_, T> {
             }
             let chunks = chunks[..used].iter().zip(&mut *sums).zip(dv.as_chunks_mut::<CHUNK>().0);
             for (c, ((chunk, sums), dv)) in chunks.enumerate().rev() {
+                ahead.by_ref().take(at_once).for_each(|t| upcoming.prefetch(t));
                 let before = &before[c * width..][..width];
                 let [u, errors] = &writes[c];
                 *dv = chunk.block_back(simd, before, d_state, [u, errors, &d_o[c]], sums, transposed);
@@ -173,16 +199,15 @@ impl<T: Real> Lane<'_, T> {
         }
 
         for (c, (chunk, sums)) in chunks[..used].iter().zip(&*sums).enumerate() {
-            for rows in [&mut within.q, &mut within.k, &mut within.g] {
+            for rows in [&mut within.q, &mut within.k] {
                 rows.fill(T::zero());
             }
             for (i, t) in of_chunk(c).enumerate() {
                 let row = i * width..i * width + key_dim;
                 copy(self.q.row(t), &mut within.q[row.clone()]);
-                copy(self.k.row(t), &mut within.k[row.clone()]);
-                copy(self.g.row(t), &mut within.g[row]);
+                copy(self.k.row(t), &mut within.k[row]);
             }
-            within.back::<S, FMA>(simd, chunk, sums, self.scale);
+            within.back(simd, chunk, sums, self.scale);
             for (i, t) in of_chunk(c).enumerate() {
                 let of_keys = [(&within.dq, &mut self.dq), (&within.dk, &mut self.dk), (&within.dg, &mut self.dg)];
                 for (rows, gradient) in of_keys {

@@ -40,12 +40,14 @@ impl<T: Real> Aligned<T> {
 impl<T> Deref for Aligned<T> {
     type Target = [T];
 
+    #[inline(always)]
     fn deref(&self) -> &[T] {
         &self.numbers[self.range.clone()]
     }
 }
 
 impl<T> DerefMut for Aligned<T> {
+    #[inline(always)]
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.numbers[self.range.clone()]
     }

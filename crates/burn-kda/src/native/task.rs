@@ -8,7 +8,7 @@ use super::blocks::Blocks;
 use super::chunk::{CHUNK, Chunk, Token};
 use super::prefetch::prefetch;
 use super::rows::{Aligned, copy, paste};
-use super::tile::{Pair, padded, update};
+use super::tile::{padded, update};
 use super::work::Work;
 
 /// Tokens between turns of the heads of a [`Group`].
@@ -85,8 +85,8 @@ impl<T: Real, S: Simd> State<T, S> {
     #[inline(always)]
     fn finish(&mut self, simd: S) {
         for block in self.blocks.pairs.chunks_exact_mut(self.blocks.height) {
-            for (Pair(row), &carry) in block.iter_mut().zip(&self.carry) {
-                *row = row.map(|x| T::vector_mul_add(simd, T::splat(simd, carry), x, x));
+            for (row, &carry) in block.iter_mut().zip(&self.carry) {
+                *row = row.add::<S, T>(simd, carry, *row);
             }
         }
     }

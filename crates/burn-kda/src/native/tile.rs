@@ -23,6 +23,13 @@ impl<V: Copy> Pair<V> {
         let coefficient = T::splat(simd, coefficient);
         Self([T::vector_mul_add(simd, coefficient, x, a), T::vector_mul_add(simd, coefficient, y, b)])
     }
+
+    /// `self - x`.
+    #[inline(always)]
+    pub fn sub<S: Simd, T: Real<Vector<S> = V>>(self, simd: S, x: Self) -> Self {
+        let (Self([a, b]), Self([x, y])) = (self, x);
+        Self([T::vector_sub(simd, a, x), T::vector_sub(simd, b, y)])
+    }
 }
 
 /// `dim` padded to whole vectors and tiles.
