@@ -1,9 +1,8 @@
 //! Places past 2^32 numbers, for which addresses of 32 bits are too few, where a device has room for so many.
 
-use std::ops::Range;
-
-use burn::tensor::{FloatDType, Slice};
+use burn::tensor::FloatDType;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::AddressType;
 
 use super::*;
 use crate::kernel::layer;
@@ -12,6 +11,9 @@ const TOKENS: usize = 35;
 
 /// Numbers from one token to the next: the last three tokens are past 2^32.
 const APART: usize = 1 << 27;
+
+/// Numbers from the start of one tensor to that of the next, which is aligned as every device wants it.
+const BESIDE: usize = 1 << 16;
 
 /// The tensors `[1, TOKENS, ..]` of one dtype side by side in one buffer, their tokens far apart; none without room.
 fn far_apart<const N: usize>(tensors: [CubeTensor; N]) -> Option<[CubeTensor; N]> {
@@ -22,21 +24,21 @@ fn far_apart<const N: usize>(tensors: [CubeTensor; N]) -> Option<[CubeTensor; N]
         return None;
     }
     let mut buffer = CubeBackend::float_empty([TOKENS, APART].into(), device, (*dtype).into());
-    let columns = |columns: Range<usize>| [Slice::from(0..TOKENS), columns.into()];
-    let widths = tensors.each_ref().map(|x| x.shape().num_elements() / TOKENS);
-    let first = |n: usize| widths[..n].iter().sum::<usize>();
     for (n, x) in tensors.iter().enumerate() {
-        let rows = CubeBackend::float_reshape(x.clone(), [TOKENS, widths[n]].into());
-        buffer = CubeBackend::float_slice_assign(buffer, &columns(first(n)..first(n + 1)), rows);
+        let width = x.shape().num_elements() / TOKENS;
+        let rows = CubeBackend::float_reshape(x.clone(), [TOKENS, width].into());
+        let columns = n * BESIDE..n * BESIDE + width;
+        buffer = CubeBackend::float_slice_assign(buffer, &[(0..TOKENS).into(), columns.into()], rows);
     }
     let view = |n: usize| {
-        let mut x = CubeBackend::float_slice(buffer.clone(), &columns(first(n)..first(n + 1)));
+        let mut x = buffer.clone();
+        x.handle = x.handle.offset_start((n * BESIDE * dtype.size()) as u64);
         let to_next = x.meta.strides()[0];
         x.meta = tensors[n].meta.clone();
-        let rank = x.meta.shape().rank();
-        let inner = |axis: usize| x.meta.shape()[axis + 1..].iter().product();
-        let strides = (0..rank).map(|axis| if axis < 2 { to_next } else { inner(axis) }).collect();
-        *x.meta.strides_mut() = strides;
+        let shape = x.meta.shape().clone();
+        let inner = |axis: usize| shape[axis + 1..].iter().product();
+        *x.meta.strides_mut() = (0..shape.rank()).map(|axis| if axis < 2 { to_next } else { inner(axis) }).collect();
+        assert_eq!(x.required_address_type(), AddressType::U64);
         x
     };
     Some(std::array::from_fn(view))
