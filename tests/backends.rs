@@ -14,7 +14,7 @@ mod launches;
 #[path = "backends/layer.rs"]
 mod layer;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Device, Tensor};
 use burn_kda::{KdaInput, KdaOutput};
 use common::array::Array;
 use common::calls::run_in_calls;
@@ -104,6 +104,21 @@ fn sizes_of_heads() {
         for (batch, heads, group, time) in [(1, 1, 1, 5), (2, 2, 3, 20)] {
             let recipe = Recipe { batch, time, heads, group, key_dim, value_dim, ..Recipe::default() };
             check(&recipe.problem(), &[Form::Chunk(64), Form::Recurrent], &[0, 3, time], &mut report);
+        }
+    }
+    report.finish();
+}
+
+/// So many keys that a unit could have more value channels than there are.
+#[test]
+fn gradients_of_wide_keys() {
+    let mut report = Report::new("gradients of wide keys");
+    let problem = Recipe { time: 10, heads: 1, key_dim: 200, value_dim: 7, ..Recipe::default() }.problem();
+    let want = problem.backward(Form::Definition, &Device::flex(), DType::F64);
+    for (platform, device, dtype) in platforms() {
+        let got = problem.backward(Form::Chunk(64), &device, dtype);
+        for ((tensor, got), (_, want)) in got.iter().zip(&want) {
+            report.check(&platform, *tensor, got, want, dtype, bar(dtype));
         }
     }
     report.finish();

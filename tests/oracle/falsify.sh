@@ -49,7 +49,7 @@ kernels() {
 tensor_cores() { BURN_KDA_TENSOR_CORES=imitated kernels half::imitated_at; }
 all_kernels() { { float_kernels; tensor_cores; } | sort; }
 layer_kernels() { kernels layer::sizes_and_strides layer::decay_gates layer::layers_at_once layer::gradients_of_layers; }
-float_kernels() { kernels packed_sequences long_sequences_do_not_drift strided_inputs; }
+float_kernels() { kernels packed_sequences long_sequences_do_not_drift strided_inputs gradients_of_wide_keys; }
 
 # Runs a suite and lists the tests that fail; not the one that is the suite again in other modes.
 suite() {
@@ -456,6 +456,8 @@ mutant kernel_heads_interleaved kernel/segment.rs \
     'let key_head = head / (v.shape(2) / k.shape(2));' 'let key_head = head % k.shape(2);'
 mutant kernel_beta_of_contiguous_heads kernel/element.rs \
     'head * beta.stride(2)' 'head'
+mutant kernel_columns_without_values kernel/plan.rs \
+    '.clamp(1, Self::COLUMNS.min(wide))' '.clamp(1, Self::COLUMNS)'
 mutant kernel_decay_of_pairs_misses_a_row kernel/gradients/scores.rs \
     'for s in j..i {' 'for s in j + 1..i {'
 mutant kernel_dg_without_the_state kernel/gradients/scan.rs \

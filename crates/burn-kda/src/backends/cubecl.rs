@@ -66,11 +66,8 @@ impl KdaOps for Cube {
         match plan(&inputs, |dims, properties| BackwardPlan::new(dims, tensor_cores, properties)) {
             Some(plan) => {
                 let dtype = inputs.v.dtype();
-                let like_output = |d_o: FloatTensor<Self>| match d_o.dtype() == dtype {
-                    true => d_o,
-                    false => Self::float_cast(d_o, dtype.into()),
-                };
-                let d_o = d_o.into_option().map(like_output).into();
+                let d_o = d_o.into_option().map(|d_o| in_dtype(d_o, dtype)).into();
+                let d_final_state = d_final_state.into_option().map(|d_state| in_dtype(d_state, DType::F32)).into();
                 <Self as KernelOps>::backward(
                     inputs,
                     initial_state,
@@ -171,6 +168,11 @@ fn client<'a>(tensors: impl IntoIterator<Item = &'a FloatTensor<Cube>>) -> Optio
     let first = tensors.next().expect("a tensor");
     let runs = has_kernels(first.dtype()) && tensors.all(|x| has_kernels(x.dtype()));
     (runs && Mode::current() == Mode::Accelerated).then(|| first.device().client())
+}
+
+/// As a kernel reads it, whatever the graph made of it.
+fn in_dtype(x: FloatTensor<Cube>, dtype: DType) -> FloatTensor<Cube> {
+    if x.dtype() == dtype { x } else { Cube::float_cast(x, dtype.into()) }
 }
 
 fn is_half(x: &FloatTensor<Cube>) -> bool {

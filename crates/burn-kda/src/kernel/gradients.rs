@@ -102,7 +102,7 @@ pub(crate) fn gradients(
         |shape: &[usize]| empty_device_contiguous_dtype(client.clone(), device.clone(), Shape::from(shape), DType::F32);
     let (lanes, chunks, tiles) = (dims.lanes(), dims.time.div_ceil(ROWS), plan.tiles(dims));
 
-    let scores = empty(&[lanes, chunks, 3, ROWS * ROWS]);
+    let scores = empty(&scores_shape(dims));
     let (count, dim) = grid(&client, lanes * chunks, ROWS * ROWS);
     scores_kernel::launch(
         &client,
@@ -179,9 +179,15 @@ fn buffers(dims: Dims, plan: &ScanPlan) -> [[usize; 4]; 2] {
     ]
 }
 
-/// Numbers in the larger of them.
+/// Per lane and chunk `A_qk`, `A_kk` and what solves for the writes.
+fn scores_shape(dims: Dims) -> [usize; 4] {
+    [dims.lanes(), dims.time.div_ceil(ROWS), 3, ROWS * ROWS]
+}
+
+/// Numbers in the largest of them.
 pub(super) fn largest_buffer(dims: Dims, plan: &ScanPlan) -> usize {
-    buffers(dims, plan).map(|shape| shape.iter().product()).into_iter().max().unwrap_or(0)
+    let [scratch, sums] = buffers(dims, plan);
+    [scratch, sums, scores_shape(dims)].into_iter().map(|shape| shape.iter().product()).max().unwrap_or(0)
 }
 
 /// Channels whose products are summed up before they join the others, for the rounding.

@@ -21,7 +21,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::DeviceProperties;
 use cubecl::prelude::*;
 
-use super::plan::{most_cubes, most_units};
+use super::plan::{BINDINGS, most_cubes, most_units};
 
 /// Not yet written.
 fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
@@ -67,6 +67,7 @@ impl HeadPlan {
                 && rows * channels <= Self::REGISTERS
                 && units * rows * sums * size_of::<f32>() <= hardware.max_shared_memory_size
                 && batch * heads * time.div_ceil(tokens) <= most_cubes(hardware)
+                && hardware.max_bindings >= BINDINGS
         };
         let tokens = [4, 2, 1].into_iter().find(fits)?;
         Some(Self { units, channels, tokens })

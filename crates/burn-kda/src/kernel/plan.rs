@@ -17,19 +17,18 @@ const REGISTERS: usize = 64;
 /// Shared memory of a cube in bytes: several cubes fit on one multiprocessor, and one on every device.
 const SHARED: usize = 24 * 1024;
 
-/// Most buffers of a launch, with the one that carries shapes and strides.
-const BINDINGS: u32 = 10;
+/// Most buffers of a launch of the recurrence, and of one around the operator, with the one that carries shapes and strides.
+pub(super) const BINDINGS: u32 = 10;
 
 pub(super) fn most_units(hardware: &HardwareProperties) -> usize {
     hardware.max_units_per_cube.min(hardware.max_cube_dim.0) as usize
 }
 
-/// In all three dimensions, and few enough to be counted in 32 bits.
+/// In all three dimensions, each by a power of two as CubeCL spreads them, and few enough to be counted in 32 bits.
 pub(super) fn most_cubes(hardware: &HardwareProperties) -> usize {
     let (x, y, z) = hardware.max_cube_count;
-    // CubeCL's CPU runtime has no limit, which it says with three times the largest number.
-    let cubes = u64::from(x).saturating_mul(y.into()).saturating_mul(z.into());
-    cubes.min(u64::from(u32::MAX) / 2) as usize
+    let bits: u32 = [x, y, z].iter().map(|limit| limit.max(&1).ilog2()).sum();
+    1 << bits.min(31)
 }
 
 /// A cube has `columns` columns of units, and `slices` units in each of them.
@@ -137,7 +136,7 @@ impl ScanPlan {
         let Dims { key_dim, value_dim, .. } = dims;
         // Small heads are spread over more units.
         let wide = value_dim.next_power_of_two();
-        let columns = (wide * key_dim / UNITS).max(wide / Self::GROUPS).clamp(1, Self::COLUMNS);
+        let columns = (wide * key_dim / UNITS).max(wide / Self::GROUPS).clamp(1, Self::COLUMNS.min(wide));
         let chunks = dims.time.div_ceil(ROWS);
         let fits = |plan: &Self| {
             plan.largest_cube() <= units
@@ -219,13 +218,13 @@ impl ChunkPlan {
         let shared = |plan: &Self| plan.scores_bytes().max(plan.scan_bytes());
         // Tensor cores earn nothing on chunks of one tile.
         let rows: &[usize] = if tensor_cores { &[64, 32] } else { &[64, 32, 16] };
-        Self::new(dims, properties, tensor_cores, (rows, &[4, 2, 1]), shared, |plan| plan.scores_len(dims))
+        Self::new(dims, properties, tensor_cores, (rows, &[4, 2, 1]), shared, |plan| plan.scores_len(dims, false))
     }
 
     /// As [`forward`](Self::forward), of the backward pass. Its units keep twice as much of each row.
     pub fn backward(dims: Dims, properties: &DeviceProperties, tensor_cores: bool) -> Option<Self> {
         let shared = |plan: &Self| plan.scores_bytes().max(plan.back_bytes()).max(plan.inputs_bytes());
-        let largest = |plan: &Self| plan.scores_len(dims).max(largest_chunk_buffer(dims, plan));
+        let largest = |plan: &Self| plan.scores_len(dims, true).max(largest_chunk_buffer(dims, plan));
         let rows: &[usize] = if tensor_cores { &[32] } else { &[32, 16] };
         Self::new(dims, properties, tensor_cores, (rows, &[2, 1]), shared, largest)
     }
@@ -248,9 +247,12 @@ impl ChunkPlan {
         let fits = |plan: &Self| {
             (plan.rows..=Self::UNITS.min(most_units(hardware))).contains(&plan.units())
                 && shared_bytes(plan) <= hardware.max_shared_memory_size
-                && dims.lanes() * dims.time.div_ceil(plan.rows) <= most_cubes(hardware)
-                && plan.cubes(dims) <= most_cubes(hardware)
                 && hardware.max_bindings >= Self::BINDINGS
+        };
+        // Not by another plan, so that a sequence has the same result in every batch.
+        let has_room = |plan: &Self| {
+            dims.lanes() * dims.time.div_ceil(plan.rows) <= most_cubes(hardware)
+                && plan.cubes(dims) <= most_cubes(hardware)
                 && largest_buffer(plan) * size_of::<f32>() <= properties.memory.max_page_size as usize
         };
         let key_tiles = dims.key_dim.div_ceil(TILE);
@@ -258,7 +260,7 @@ impl ChunkPlan {
         let is_wide = |plan: &Self| plan.value_tiles == 1 || plan.cubes(dims) >= enough;
         let mut plans =
             rows.iter().flat_map(|&rows| value_tiles.iter().map(move |&value_tiles| plan(rows, value_tiles)));
-        plans.find(|plan| (has_cores || !tensor_cores) && is_wide(plan) && fits(plan))
+        plans.find(|plan| (has_cores || !tensor_cores) && is_wide(plan) && fits(plan)).filter(has_room)
     }
 
     /// bf16 with sums in f32.
@@ -314,8 +316,8 @@ impl ChunkPlan {
         if self.tensor_cores { columns + 4 } else { columns }
     }
 
-    fn scores_len(&self, dims: Dims) -> usize {
-        dims.lanes() * dims.time.div_ceil(self.rows) * self.matrices(true) * self.rows * self.rows
+    fn scores_len(&self, dims: Dims, with_kk: bool) -> usize {
+        dims.lanes() * dims.time.div_ceil(self.rows) * self.matrices(with_kk) * self.rows * self.rows
     }
 
     /// Shared memory of the scores kernel.

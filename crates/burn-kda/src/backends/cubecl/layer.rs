@@ -7,7 +7,7 @@ use burn::backend::{Backend, Cube, ExtensionType, TensorMetadata, backend_extens
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 
-use super::client;
+use super::{client, in_dtype};
 use crate::gate::DecayFn;
 use crate::kernel::has_kernels;
 use crate::kernel::layer::{self, HeadPlan};
@@ -60,6 +60,8 @@ pub(super) fn convolution_backward(
     };
     let bias_dtype = some(&bias).map(|bias| bias.dtype());
     let (weight_dtype, weight_dims) = (weight.dtype(), weight.shape().dims::<3>());
+    let d_y = d_y.into_option().map(|d_y| in_dtype(d_y, params.dtype)).into();
+    let d_next = d_next.into_option().map(|d_next| in_dtype(d_next, x.dtype())).into();
     let ConvGradients { x, sums, state } =
         <Cube as LayerOps>::convolution_gradients(x, weight, bias, state, d_y, d_next, params, heads, plan);
     let [channels, _, width] = weight_dims;
@@ -97,6 +99,7 @@ pub(super) fn decay_gate_backward(
         return plain_decay_gate_backward(raw, a_log, dt_bias, d_g, decay);
     };
     let [rate_dtype, bias_dtype] = [&a_log, &dt_bias].map(|x| some(x).map(|x| x.dtype()));
+    let d_g = in_dtype(d_g, DType::F32);
     let (d_raw, sums) = <Cube as LayerOps>::decay_gate_gradients(raw, a_log, dt_bias, d_g, decay, plan);
     let sums = Cube::tensor::<4>(sums).sum_dim(1);
     let part = |n: usize| sums.clone().slice_dim(0, n..n + 1);
@@ -119,7 +122,7 @@ pub(super) fn write_strength_backward(
     factor: f64,
 ) -> FloatTensor<Cube> {
     match client([&logit]) {
-        Some(_) => <Cube as LayerOps>::write_strength_gradient(logit, d_beta, factor),
+        Some(_) => <Cube as LayerOps>::write_strength_gradient(logit, in_dtype(d_beta, DType::F32), factor),
         None => plain_write_strength_backward::<Cube>(logit, d_beta, factor),
     }
 }

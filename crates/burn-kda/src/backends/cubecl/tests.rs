@@ -164,6 +164,15 @@ fn strided_inputs_past_fusion() {
 fn no_plan_has_more_units_than_the_device() {
     let Some(device) = device() else { return };
     let mut properties = properties(&pair([1], &device, 0.0, 1.0));
+    for (key_dim, value_dim) in (1..=256).flat_map(|key_dim| (1..=256).map(move |value_dim| (key_dim, value_dim))) {
+        let dims = Dims::new([1, 100, 2, key_dim], [1, 100, 2, value_dim]);
+        let units = [
+            Plan::new(dims, &properties).map(|plan| plan.units()),
+            ScanPlan::new(dims, &properties).map(|plan| plan.largest_cube()),
+        ];
+        let most = properties.hardware.max_units_per_cube as usize;
+        assert!(units.iter().flatten().all(|units| (1..=most).contains(units)), "{units:?} at {key_dim}x{value_dim}");
+    }
     for units in [1, 2, 8, 63, 64, 128, 256_usize] {
         properties.hardware.max_units_per_cube = units as u32;
         for [key_dim, value_dim] in [[1, 1], [2, 3], [16, 16], [24, 80], [128, 128], [256, 256]] {

@@ -162,6 +162,7 @@ pub(in crate::kernel) fn chunk_back_kernel<X: Float, G: Float, B: Float, E: Floa
             sync_cube();
         }
 
+        sync_storage(); // Units read of the scratch what others have written.
         for n in range_stepped(unit, matrix, units) {
             state[n / values * stride + n % values] = scratch[parked + n];
         }
