@@ -173,8 +173,10 @@ impl<T: Real> Lane<'_, T> {
             _ => state.pairs.fill(Pair([T::splat(simd, T::zero()); 2])),
         }
 
-        let (upcoming, first) = next.unwrap_or((&*self, start.saturating_sub(KEEP_EVERY)));
-        let mut ahead = first..self.q.nrows().min(first + KEEP_EVERY);
+        let (upcoming, mut ahead) = match next {
+            Some((lane, first)) => (lane, first..lane.q.nrows().min(first + KEEP_EVERY)),
+            None => (&*self, start.saturating_sub(KEEP_EVERY)..start),
+        };
         let at_once = ahead.len().div_ceil(used * (d_state.pairs.len() / width));
         let rows = v.height;
         let values = v.pairs.chunks_exact(rows).zip(d_o.pairs.chunks_exact(rows)).zip(dv.pairs.chunks_exact_mut(rows));
