@@ -66,8 +66,7 @@ impl KdaOps for Cube {
         match plan(&inputs, |dims, properties| BackwardPlan::new(dims, tensor_cores, properties)) {
             Some(plan) => {
                 let dtype = inputs.v.dtype();
-                let d_o = d_o.into_option().map(|d_o| in_dtype(d_o, dtype)).into();
-                let d_final_state = d_final_state.into_option().map(|d_state| in_dtype(d_state, DType::F32)).into();
+                let (d_o, d_final_state) = (given_in_dtype(d_o, dtype), given_in_dtype(d_final_state, DType::F32));
                 <Self as KernelOps>::backward(
                     inputs,
                     initial_state,
@@ -173,6 +172,10 @@ fn client<'a>(tensors: impl IntoIterator<Item = &'a FloatTensor<Cube>>) -> Optio
 /// As a kernel reads it, whatever the graph made of it.
 fn in_dtype(x: FloatTensor<Cube>, dtype: DType) -> FloatTensor<Cube> {
     if x.dtype() == dtype { x } else { Cube::float_cast(x, dtype.into()) }
+}
+
+fn given_in_dtype(x: MaybeTensor<Cube>, dtype: DType) -> MaybeTensor<Cube> {
+    x.into_option().map(|x| in_dtype(x, dtype)).into()
 }
 
 fn is_half(x: &FloatTensor<Cube>) -> bool {

@@ -7,7 +7,7 @@ use burn::backend::{Backend, Cube, ExtensionType, TensorMetadata, backend_extens
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 
-use super::{client, in_dtype};
+use super::{client, given_in_dtype, in_dtype};
 use crate::gate::DecayFn;
 use crate::kernel::has_kernels;
 use crate::kernel::layer::{self, HeadPlan};
@@ -60,8 +60,7 @@ pub(super) fn convolution_backward(
     };
     let bias_dtype = some(&bias).map(|bias| bias.dtype());
     let (weight_dtype, weight_dims) = (weight.dtype(), weight.shape().dims::<3>());
-    let d_y = d_y.into_option().map(|d_y| in_dtype(d_y, params.dtype)).into();
-    let d_next = d_next.into_option().map(|d_next| in_dtype(d_next, x.dtype())).into();
+    let (d_y, d_next) = (given_in_dtype(d_y, params.dtype), given_in_dtype(d_next, x.dtype()));
     let ConvGradients { x, sums, state } =
         <Cube as LayerOps>::convolution_gradients(x, weight, bias, state, d_y, d_next, params, heads, plan);
     let [channels, _, width] = weight_dims;

@@ -48,6 +48,12 @@ fn half(pair: Pair) -> CubeTensor {
     CubeBackend::float_cast(pair.direct, FloatDType::F16)
 }
 
+/// With these tensors past fusion.
+fn with_direct(case: &Case, direct: [CubeTensor; 6]) -> Case {
+    let mut direct = direct.into_iter();
+    case.with(case.tensors().map(|pair| Pair { direct: direct.next().expect("as many"), ..pair }))
+}
+
 fn assert_same(what: &str, got: Vec<CubeTensor>, want: Vec<CubeTensor>) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (n, (got, want)) in got.into_iter().zip(want).enumerate() {
@@ -59,28 +65,11 @@ fn assert_same(what: &str, got: Vec<CubeTensor>, want: Vec<CubeTensor>) {
 fn inputs_of_the_operator_past_32_bits() {
     let Some(device) = device() else { return };
     for [key_dim, value_dim] in [[2, 3], [20, 24]] {
-        let Case { q, k, v, g, beta, state, d_o, dims } = Case::new([1, TOKENS, 1, 2, key_dim, value_dim], &device);
-        let properties = properties(&q);
-        let near = [q, k, v, g, beta, d_o].map(half);
+        let case = Case::new([1, TOKENS, 1, 2, key_dim, value_dim], &device);
+        let (dims, properties) = (case.dims, properties(&case.q));
+        let near = case.tensors().map(half);
         let Some(far) = far_apart(near.clone()) else { return };
-        let results = |[q, k, v, g, beta, d_o]: [CubeTensor; 6], forward, backward| {
-            let inputs = || KdaTensors::<CubeBackend> {
-                q: q.clone(),
-                k: k.clone(),
-                v: v.clone(),
-                g: g.clone(),
-                beta: beta.clone(),
-            };
-            let state = || MaybeTensor::Some(state.direct.clone());
-            let (o, final_state, kept) = <CubeBackend as KernelOps>::forward(inputs(), state(), 0.3, true, forward);
-            let Some(backward) = backward else { return vec![o, final_state] };
-            let wanted = WantedGradients { q: true, k: true, v: true, g: true, beta: true, initial_state: true };
-            let d_o = MaybeTensor::Some(d_o);
-            let gradients = CubeBackend::backward(inputs(), state(), kept, d_o, state(), 0.3, wanted, backward);
-            let KdaGradients { q, k, v, g, beta, initial_state } = gradients;
-            let gradients = [q, k, v, g, beta, initial_state].map(|x| x.into_option().expect("wanted"));
-            [o, final_state].into_iter().chain(gradients).collect()
-        };
+        let [far, near] = [far, near].map(|direct| with_direct(&case, direct));
         let forward = ForwardPlan::recurrent(dims, &properties);
         let chunk = ChunkPlan::forward(dims, &properties, false).map(ForwardPlan::Chunk);
         let chunk_backward = ChunkPlan::backward(dims, &properties, false);
@@ -90,7 +79,7 @@ fn inputs_of_the_operator_past_32_bits() {
         ];
         for (forward, backward) in plans.into_iter().flatten() {
             println!("{forward:?}, {backward:?}");
-            let (got, want) = (results(far.clone(), forward, backward), results(near.clone(), forward, backward));
+            let [got, want] = [&far, &near].map(|case| case.results::<CubeBackend>(forward, backward));
             assert_same(&format!("{forward:?}"), got, want);
         }
     }
@@ -104,17 +93,9 @@ fn inputs_of_the_layer_past_32_bits() {
     let channels = heads * dim;
     let of_channels = || half(pair([1, time, channels], &device, -1.0, 1.0));
     let of_heads = || half(pair(sizes, &device, -4.0, 4.0));
-    let near = (
-        [of_channels(), of_channels()],
-        [of_heads(), of_heads(), of_heads()],
-        half(pair([1, time, heads], &device, -4.0, 4.0)),
-    );
-    let Some([x, d_y, o, gate, d_o, logit]) = far_apart({
-        let ([x, d_y], [o, gate, d_o], logit) = near.clone();
-        [x, d_y, o, gate, d_o, logit]
-    }) else {
-        return;
-    };
+    let logit = half(pair([1, time, heads], &device, -4.0, 4.0));
+    let near = [of_channels(), of_channels(), of_heads(), of_heads(), of_heads(), logit];
+    let Some(far) = far_apart(near.clone()) else { return };
     let weight = pair([channels, 1, 4], &device, -1.0, 1.0).direct;
     let [a_log, bias, norm] = [heads, channels, dim].map(|len| pair([len], &device, 0.5, 1.5).direct);
     let state = half(pair([1, channels, 3], &device, -1.0, 1.0));
@@ -124,7 +105,7 @@ fn inputs_of_the_layer_past_32_bits() {
     let plan = HeadPlan::new(sizes, 6, 2, &properties(&d_g)).expect("a plan");
     let params = ConvParams { head_dim: Some(dim), dtype: DType::F16 };
 
-    let results = |([x, d_y], [o, gate, d_o], logit): ([CubeTensor; 2], [CubeTensor; 3], CubeTensor)| {
+    let results = |[x, d_y, o, gate, d_o, logit]: [CubeTensor; 6]| {
         let (weight, bias, state, a_log) =
             (|| weight.clone(), || Some(bias.clone()), || Some(state.clone()), || Some(a_log.clone()));
         let (y, next) = layer::convolution(x.clone(), weight(), bias(), state(), params, [heads, dim], plan);
@@ -148,5 +129,5 @@ fn inputs_of_the_layer_past_32_bits() {
         let ones = [y, next, d_x, sums, d_state.expect("of a state"), g, normed, beta, d_logit];
         ones.into_iter().chain(gate_gradients).chain(norm_gradients).collect::<Vec<_>>()
     };
-    assert_same("layer", results(([x, d_y], [o, gate, d_o], logit)), results(near));
+    assert_same("layer", results(far), results(near));
 }
