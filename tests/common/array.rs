@@ -46,6 +46,21 @@ impl Array {
         Self { shape, values: swapped.collect() }
     }
 
+    /// The last axis rotated to the left.
+    pub fn rotated(mut self, by: usize) -> Self {
+        let width = *self.shape.last().expect("an axis");
+        self.values.chunks_mut(width).for_each(|row| row.rotate_left(by));
+        self
+    }
+
+    /// Arrays of one shape along a new first axis.
+    pub fn stack(arrays: Vec<Self>) -> Self {
+        let shape = arrays[0].shape.clone();
+        assert!(arrays.iter().all(|array| array.shape == shape));
+        let values = arrays.iter().flat_map(|array| array.values.iter().copied()).collect();
+        Self::new([&[arrays.len()], &shape[..]].concat(), values)
+    }
+
     /// The values of head `head` of `[B, T, heads, K]`, or of `[heads]` or `[heads * K]`.
     pub fn head(&self, head: usize, heads: usize) -> Self {
         let per_head = match self.shape[..] {
