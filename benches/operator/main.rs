@@ -13,7 +13,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod measure;
-#[allow(unsafe_code)]
 mod peak;
 #[path = "../common/plot.rs"]
 mod plot;

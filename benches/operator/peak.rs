@@ -3,6 +3,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use pulp::{Arch, Simd, WithSimd};
+
 /// Independent accumulators: enough to hide the latency of a fused multiply-add.
 const CHAINS: usize = 12;
 const ROUNDS: usize = 2_000_000;
@@ -26,51 +28,29 @@ pub fn copy_seconds(numbers: usize) -> f64 {
 }
 
 fn measure() -> f64 {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if std::arch::is_x86_feature_detected!("avx512f") {
-            // SAFETY: the feature was just detected.
-            return rate::<16>(|x| unsafe { chains_avx512(x) });
-        }
-        if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
-            // SAFETY: both features were just detected.
-            return rate::<8>(|x| unsafe { chains_avx2(x) });
-        }
-    }
-    rate::<4>(chains)
-}
-
-fn rate<const LANES: usize>(run: impl Fn(f32) -> f32) -> f64 {
     let start = Instant::now();
-    black_box(run(black_box(0.999)));
-    (2 * LANES * CHAINS * ROUNDS) as f64 / start.elapsed().as_secs_f64() / 1e9
+    let flops = Arch::new().dispatch(Chains);
+    flops as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn chains_avx512(x: f32) -> f32 {
-    accumulate::<16>(x)
-}
+struct Chains;
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn chains_avx2(x: f32) -> f32 {
-    accumulate::<8>(x)
-}
+impl WithSimd for Chains {
+    /// Flops.
+    type Output = usize;
 
-fn chains(x: f32) -> f32 {
-    accumulate::<4>(x)
-}
-
-#[inline(always)]
-fn accumulate<const LANES: usize>(x: f32) -> f32 {
-    let mut sums = [[0.0_f32; LANES]; CHAINS];
-    for _ in 0..ROUNDS {
-        for sum in &mut sums {
-            for lane in sum {
-                *lane = lane.mul_add(x, 1.0);
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> usize {
+        let (x, one) = (simd.splat_f32s(black_box(0.999)), simd.splat_f32s(1.0));
+        let mut sums = [one; CHAINS];
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = simd.mul_add_e_f32s(*sum, x, one);
             }
         }
+        for sum in sums {
+            black_box(simd.reduce_sum_f32s(sum));
+        }
+        2 * S::F32_LANES * CHAINS * ROUNDS
     }
-    sums.iter().flatten().sum()
 }
