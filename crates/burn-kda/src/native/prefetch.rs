@@ -9,11 +9,11 @@ use ndarray::ArrayView1;
 pub(super) fn prefetch<T>(row: ArrayView1<T>) {
     #[cfg(target_arch = "x86_64")]
     if let Some(row) = row.to_slice() {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         for line in row.chunks(64 / size_of::<T>()) {
             // SAFETY: every x86-64 has the instruction; it is a hint that changes no value and never faults, and `line` is
             // borrowed memory.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
         }
     }
 }
