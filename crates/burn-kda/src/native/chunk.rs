@@ -191,8 +191,10 @@ impl<T: Real> Chunk<T> {
         let mut read = [Pair([T::splat(simd, T::zero()); 2]); 2 * CHUNK];
         let rows = |start: usize| &self.reads[start * self.width..];
         if S::REGISTER_COUNT >= 32 {
-            read[..8].copy_from_slice(&multiply::<S, T, 8>(simd, rows(0), self.width, block));
-            read[8..].copy_from_slice(&multiply::<S, T, 8>(simd, rows(8), self.width, block));
+            // A loop: unrolled, the first half would take the registers of the second.
+            for (read, rows) in read.chunks_exact_mut(CHUNK).zip(self.reads.chunks_exact(CHUNK * self.width)) {
+                read.copy_from_slice(&multiply::<S, T, CHUNK>(simd, rows, self.width, block));
+            }
         } else {
             read[..6].copy_from_slice(&multiply::<S, T, 6>(simd, rows(0), self.width, block));
             read[6..11].copy_from_slice(&multiply::<S, T, 5>(simd, rows(6), self.width, block));

@@ -11,7 +11,7 @@ use super::{Outputs, Real, Views};
 const COLUMNS: usize = 64;
 
 /// Tasks that take turns at most: their states have to stay in cache.
-const GROUP: usize = 8;
+const GROUP: usize = 16;
 
 /// Output, final state and, if asked for, the states before every `keep_every`th token, a multiple of
 /// [`SEGMENT`](super::task::SEGMENT).
@@ -61,10 +61,11 @@ pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep_every: Option
     Outputs { o, final_state, kept: (kept_states > 0).then_some(kept) }
 }
 
-/// Tasks that take turns, `count` all in all, with work for each thread.
+/// Tasks that take turns, `count` all in all, in as few groups as give each thread the same.
 pub(super) fn groups<T, G>(tasks: impl Iterator<Item = T>, count: usize, group: impl Fn(Vec<T>) -> G) -> Vec<G> {
     let mut tasks = tasks.peekable();
-    let size = (count / (2 * rayon::current_num_threads())).clamp(1, GROUP);
+    let threads = rayon::current_num_threads();
+    let size = count.div_ceil(threads * count.div_ceil(threads * GROUP).max(1)).max(1);
     std::iter::from_fn(|| {
         tasks.peek()?;
         Some(group(tasks.by_ref().take(size).collect()))
