@@ -24,11 +24,11 @@ use super::tile::{Pair, multiply, update};
 
 /// Sums over the value channels of a chunk.
 pub(super) struct Sums<T: Real, S: Simd> {
-    /// `[K, CHUNK]`: `dW`.
+    /// `[K, CHUNK, group]`: `dW`.
     write: ByToken<T>,
-    /// `[K, 2 CHUNK]`: `dR` and `dQ`.
+    /// `[K, 2 CHUNK, group]`: `dR` and `dQ`.
     read: ByToken<T>,
-    /// `[CHUNK, 2 CHUNK]`: for each `u_j`, its products with `-de_i` and with `do_i`.
+    /// `[CHUNK, 2 CHUNK, group]`: for each `u_j`, its products with `-de_i` and with `do_i`.
     pairs: ByToken<T>,
     /// `[K]`: of `D` with the state, before lanes are added up.
     decay: Vec<T::Vector<S>>,
@@ -36,7 +36,7 @@ pub(super) struct Sums<T: Real, S: Simd> {
     beta: [T::Vector<S>; CHUNK],
 }
 
-/// Values of a block with channels as rows: `[2 vectors, CHUNK]` and `[2 vectors, 2 CHUNK]`.
+/// Values of a block with (groups of) its columns as rows, of `CHUNK` and `2 CHUNK` tokens.
 pub(super) struct Transposed<T> {
     u: ByToken<T>,
     cotangents: ByToken<T>,
@@ -44,8 +44,7 @@ pub(super) struct Transposed<T> {
 
 impl<T: Real> Transposed<T> {
     pub fn new<S: Simd>() -> Self {
-        let rows = 2 * T::lanes::<S>();
-        Self { u: ByToken::zeros::<S>(rows, CHUNK), cotangents: ByToken::zeros::<S>(rows, 2 * CHUNK) }
+        Self { u: ByToken::columns::<S>(CHUNK), cotangents: ByToken::columns::<S>(2 * CHUNK) }
     }
 }
 
@@ -53,9 +52,9 @@ impl<T: Real, S: Simd> Sums<T, S> {
     pub fn new(simd: S, width: usize) -> Self {
         let zero = T::splat(simd, T::zero());
         Self {
-            write: ByToken::zeros::<S>(width, CHUNK),
-            read: ByToken::zeros::<S>(width, 2 * CHUNK),
-            pairs: ByToken::zeros::<S>(CHUNK, 2 * CHUNK),
+            write: ByToken::sums::<S>(width, CHUNK),
+            read: ByToken::sums::<S>(width, 2 * CHUNK),
+            pairs: ByToken::sums::<S>(CHUNK, 2 * CHUNK),
             decay: vec![zero; width],
             beta: [zero; CHUNK],
         }
@@ -209,9 +208,9 @@ impl<T: Real> Within<T> {
         for i in 0..CHUNK {
             self.d_beta[i] = T::total(simd, sums.beta[i]);
         }
-        sums.write.rows(0, &mut self.d_write);
+        sums.write.rows::<S>(0, &mut self.d_write);
         for (chunk, rows) in self.d_read.iter_mut().enumerate() {
-            sums.read.rows(chunk, rows);
+            sums.read.rows::<S>(chunk, rows);
         }
         for ((d_decay, &sum), &decay) in self.d_decay.iter_mut().zip(&sums.decay).zip(&*chunk.decay) {
             *d_decay = decay * T::total(simd, sum);
@@ -219,7 +218,7 @@ impl<T: Real> Within<T> {
         // `[i][j]`: of `k_i . A_{i,j} k_j`, and of `q_i . A_{i,j} k_j`.
         let mut d_pairs = [[[T::zero(); CHUNK]; CHUNK]; 2];
         for (chunk, d_pairs) in d_pairs.iter_mut().enumerate() {
-            sums.pairs.rows(chunk, d_pairs.as_flattened_mut());
+            sums.pairs.rows::<S>(chunk, d_pairs.as_flattened_mut());
         }
         for d_pair in d_pairs[1].as_flattened_mut() {
             *d_pair = scale * *d_pair;

@@ -10,34 +10,45 @@ use super::tile::{Pair, contract};
 /// Of the tokens of a chunk, for a block of columns.
 pub(super) type Values<T, S> = [Pair<<T as Real>::Vector<S>>; CHUNK];
 
-/// Numbers `[rows, tokens]` as [`contract`] takes them: some tokens of all rows, then the next ones.
+/// Numbers `[rows, tokens, group]` as [`contract`] takes them: some tokens of all rows, then the next ones. A group is the
+/// columns that share a vector, [`Real::group`]: a row has values of so many columns, or parts of a sum over columns.
 pub(super) struct ByToken<T> {
     pub numbers: Aligned<T>,
     rows: usize,
+    group: usize,
     /// Tokens that are passed together, a multiple of [`CHUNK`].
     together: usize,
 }
 
 impl<T: Real> ByToken<T> {
-    pub fn zeros<S: Simd>(rows: usize, tokens: usize) -> Self {
-        let padded = tokens.next_multiple_of(T::lanes::<S>());
-        let together = (2 * T::lanes::<S>()).clamp(CHUNK, padded);
-        Self { numbers: Aligned::zeros(rows * padded), rows, together }
+    /// Sums in so many rows.
+    pub fn sums<S: Simd>(rows: usize, tokens: usize) -> Self {
+        let (lanes, group) = (T::lanes::<S>(), T::group::<S>());
+        let padded = (tokens * group).next_multiple_of(lanes) / group;
+        let together = (2 * lanes / group).clamp(CHUNK, padded);
+        Self { numbers: Aligned::zeros(rows * padded * group), rows, group, together }
+    }
+
+    /// Columns of a block.
+    pub fn columns<S: Simd>(tokens: usize) -> Self {
+        Self::sums::<S>(2 * T::lanes::<S>() / T::group::<S>(), tokens)
     }
 
     /// The first number of a chunk of tokens.
     fn first(&self, chunk: usize) -> usize {
         let token = chunk * CHUNK;
-        token / self.together * self.together * self.rows + token % self.together
+        (token / self.together * self.together * self.rows + token % self.together) * self.group
     }
 
     /// Takes in the columns of each token of a chunk.
     #[inline(always)]
     pub fn transpose<S: Simd>(&mut self, chunk: usize, values: &Values<T, S>) {
-        let (first, together) = (self.first(chunk), self.together);
+        let group = T::group::<S>();
+        let (first, width) = (self.first(chunk), self.together * group);
         for (i, value) in values.iter().enumerate() {
-            for (row, &x) in self.numbers[first..].chunks_mut(together).zip(T::scalars::<S>(&value.0)) {
-                row[i] = x;
+            let columns = T::scalars::<S>(&value.0).chunks_exact(group);
+            for (row, columns) in self.numbers[first..].chunks_mut(width).zip(columns) {
+                row[i * group..][..group].copy_from_slice(columns);
             }
         }
     }
@@ -46,7 +57,7 @@ impl<T: Real> ByToken<T> {
     #[inline(always)]
     pub fn add<S: Simd>(&mut self, simd: S, block: &[Pair<T::Vector<S>>], columns: &Self) {
         let (vectors, sums) = (T::vectors::<S>(&columns.numbers), T::vectors_mut::<S>(&mut self.numbers));
-        let together = self.together / T::lanes::<S>();
+        let together = self.together * T::group::<S>() / T::lanes::<S>();
         let (of_columns, of_sums) = (columns.rows * together, self.rows * together);
         for (columns, sums) in vectors.chunks_exact(of_columns).zip(sums.chunks_exact_mut(of_sums)) {
             match together {
@@ -58,17 +69,16 @@ impl<T: Real> ByToken<T> {
         }
     }
 
-    /// The rows of each token of a chunk, `[CHUNK, rows]`; there are whole chunks of rows.
+    /// The rows of each token of a chunk, `[CHUNK, rows]`, their parts added up; there are whole chunks of rows.
     #[inline(always)]
-    pub fn rows(&self, chunk: usize, to: &mut [T]) {
-        for (r, rows) in
-            self.numbers[self.first(chunk)..].chunks(CHUNK * self.together).take(self.rows / CHUNK).enumerate()
-        {
+    pub fn rows<S: Simd>(&self, chunk: usize, to: &mut [T]) {
+        let group = T::group::<S>();
+        let width = self.together * group;
+        for (r, rows) in self.numbers[self.first(chunk)..].chunks(CHUNK * width).take(self.rows / CHUNK).enumerate() {
             let mut square = [[T::zero(); CHUNK]; CHUNK];
-            for (i, row) in rows.chunks(self.together).enumerate() {
-                let row = row.first_chunk::<CHUNK>().expect("whole chunks");
-                for (to, &x) in square.iter_mut().zip(row) {
-                    to[i] = x;
+            for (i, row) in rows.chunks(width).enumerate() {
+                for (to, parts) in square.iter_mut().zip(row[..CHUNK * group].chunks_exact(group)) {
+                    to[i] = parts.iter().fold(T::zero(), |sum, &part| sum + part);
                 }
             }
             for (to, row) in to.chunks_exact_mut(self.rows).zip(square) {

@@ -2,6 +2,7 @@
 
 use num_traits::Float;
 use pulp::Simd;
+use pulp::bytemuck::cast;
 
 /// A float type of the native kernels.
 pub(crate) trait Real: Float + Send + Sync + 'static {
@@ -36,6 +37,13 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
 
     /// The same number in every lane.
     fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
+
+    /// Neighbours that [`splat_group`](Self::splat_group) repeats.
+    fn group<S: Simd>() -> usize;
+
+    /// The `n`th group of numbers, over and over. Two columns of eight tokens fill a vector of AVX-512, and a broadcast of
+    /// two costs what one of one does.
+    fn splat_group<S: Simd>(simd: S, x: &[Self], n: usize) -> Self::Vector<S>;
 
     /// `a + b`.
     fn vector_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
@@ -136,6 +144,16 @@ impl Real for f32 {
     );
 
     #[inline(always)]
+    fn group<S: Simd>() -> usize {
+        if S::IS_SCALAR { 1 } else { 2 }
+    }
+
+    #[inline(always)]
+    fn splat_group<S: Simd>(simd: S, x: &[f32], n: usize) -> S::f32s {
+        if S::IS_SCALAR { simd.splat_f32s(x[n]) } else { cast(simd.splat_u64s(cast(x.as_chunks::<2>().0[n]))) }
+    }
+
+    #[inline(always)]
     fn exp_of_negative<const FMA: bool>(self) -> f32 {
         let (expm1, power) = expm1_and_power::<FMA>(self);
         expm1.fma::<FMA>(power, power)
@@ -201,6 +219,16 @@ impl Real for f64 {
         mul_add_e_f64s,
         reduce_sum_f64s
     );
+
+    #[inline(always)]
+    fn group<S: Simd>() -> usize {
+        1
+    }
+
+    #[inline(always)]
+    fn splat_group<S: Simd>(simd: S, x: &[f64], n: usize) -> S::f64s {
+        simd.splat_f64s(x[n])
+    }
 
     #[inline(always)]
     fn exp_of_negative<const FMA: bool>(self) -> f64 {

@@ -118,8 +118,8 @@ fn outer<S: Simd, T: Real>(
     sums
 }
 
-/// `sums[d] += sum_v block[d][v] columns[v]`: the columns of the block are summed over, as broadcasts, times as many rows
-/// `columns` of `M` vectors.
+/// `sums[d] += sum_v block[d][v] columns[v]`: the columns of the block are summed over, as broadcasts of a
+/// [group](Real::group), times as many rows `columns` of `M` vectors.
 #[inline(always)]
 pub(super) fn contract<S: Simd, T: Real, const R: usize, const M: usize>(
     simd: S,
@@ -130,14 +130,14 @@ pub(super) fn contract<S: Simd, T: Real, const R: usize, const M: usize>(
     for (tile, sums) in block.as_chunks::<R>().0.iter().zip(sums.as_chunks_mut::<R>().0) {
         let mut rows: [&[T]; R] = [&[]; R];
         for r in 0..R {
-            rows[r] = &T::scalars::<S>(&tile[r].0)[..columns.len()];
+            rows[r] = &T::scalars::<S>(&tile[r].0)[..columns.len() * T::group::<S>()];
         }
         let mut x = *sums;
         for (v, column) in columns.iter().enumerate() {
             for r in 0..R {
-                let value = T::splat(simd, rows[r][v]);
+                let values = T::splat_group(simd, rows[r], v);
                 for m in 0..M {
-                    x[r][m] = T::vector_mul_add(simd, value, column[m], x[r][m]);
+                    x[r][m] = T::vector_mul_add(simd, values, column[m], x[r][m]);
                 }
             }
         }
