@@ -2,7 +2,8 @@
 
 use ndarray::ArrayView1;
 
-/// Asks for a row: rows of one head lie too far apart for the machine to see what comes next.
+/// Asks for a row that is needed soon, in the first cache: rows of one head lie too far apart for the machine to see what
+/// comes next.
 #[inline(always)]
 #[allow(unsafe_code)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
@@ -14,6 +15,21 @@ pub(super) fn prefetch<T>(row: ArrayView1<T>) {
             // SAFETY: every x86-64 has the instruction; it is a hint that changes no value and never faults, and `line` is
             // borrowed memory.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+        }
+    }
+}
+
+/// Asks for part of a state, in the second cache: the first one is full of the state before it.
+#[inline(always)]
+#[allow(unsafe_code)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+pub(super) fn prefetch_state<T>(row: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        for line in row.chunks(64 / size_of::<T>()) {
+            // SAFETY: as above.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
         }
     }
 }

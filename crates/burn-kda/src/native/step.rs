@@ -3,13 +3,10 @@
 use ndarray::{Array4, ArrayView1, ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, Axis, s};
 use pulp::Simd;
 
-use super::prefetch::prefetch;
+use super::prefetch::prefetch_state;
 use super::rows::{Aligned, copy, paste};
 use super::work::{SMALL, Work, cut, run_all};
 use super::{Real, Views};
-
-/// Rows of a state that are passed together, sharing the loads of what all rows have in common.
-const ROWS: usize = 4;
 
 /// Output `[B, 1, HV, V]`; takes the state to the next one. Views of a single token.
 pub(crate) fn step<T: Real>(inputs: &Views<T>, mut state: ArrayViewMut4<T>, scale: f64) -> Array4<T> {
@@ -64,34 +61,31 @@ impl<T: Real> Work for Steps<'_, T> {
     #[inline(always)]
     fn run<S: Simd, const FMA: bool>(mut self, simd: S) {
         let (key_dim, value_dim) = self.0[0].state.dim();
-        let (width, columns) = (key_dim.next_multiple_of(ROWS), value_dim.next_multiple_of(T::lanes::<S>()));
-        let whole = (width, columns) == (key_dim, value_dim);
-        let mut token = Token::new(width, columns);
-        let mut padded = Vec::new();
+        let lanes = T::lanes::<S>();
+        let columns = value_dim.next_multiple_of(lanes);
+        let mut token = Token::new(key_dim.next_multiple_of(lanes), columns);
+        let mut copied = Vec::new();
         let mut steps = &mut self.0[..];
         while let Some((step, others)) = steps.split_first_mut() {
-            token.prepare::<FMA>(step);
-            let next = others.first().map(|next| next.state.view());
-            let ahead = |d: usize| {
-                if let Some(state) = next.filter(|_| d < key_dim) {
-                    prefetch(state.row(d));
+            token.prepare::<S, FMA>(simd, step);
+            match step.state.as_slice_mut().filter(|_| columns == value_dim) {
+                Some(state) => {
+                    let next = others.first().and_then(|next| next.state.as_slice());
+                    token.take::<S>(simd, state, next.unwrap_or(&[]));
                 }
-            };
-            match step.state.as_slice_mut().filter(|_| whole) {
-                Some(state) => token.take::<S>(simd, state, ahead),
                 None => {
-                    padded.clear();
-                    padded.resize(width * columns, T::zero());
-                    for (row, padded) in step.state.rows().into_iter().zip(padded.chunks_exact_mut(columns)) {
-                        copy(row, &mut padded[..value_dim]);
+                    copied.clear();
+                    copied.resize(key_dim * columns, T::zero());
+                    for (row, copied) in step.state.rows().into_iter().zip(copied.chunks_exact_mut(columns)) {
+                        copy(row, &mut copied[..value_dim]);
                     }
-                    token.take::<S>(simd, &mut padded, ahead);
-                    for (row, padded) in step.state.rows_mut().into_iter().zip(padded.chunks_exact(columns)) {
-                        paste(&padded[..value_dim], row);
+                    token.take::<S>(simd, &mut copied, &[]);
+                    for (row, copied) in step.state.rows_mut().into_iter().zip(copied.chunks_exact(columns)) {
+                        paste(&copied[..value_dim], row);
                     }
                 }
             }
-            paste(&token.values[2 * columns..][..value_dim], step.o.view_mut());
+            paste(&token.values[columns..][..value_dim], step.o.view_mut());
             steps = others;
         }
     }
@@ -105,20 +99,20 @@ struct Token<T> {
     /// `[7, K]`: the decay; what its rounding leaves out, times the decay, since the next call knows nothing of it; `k`; `k`
     /// and scaled `q` times the decay; `g`; zeros.
     keys: Aligned<T>,
-    /// `[3, V]`: values, then writes; predictions; output.
+    /// `[2, V]`: values, then writes; output.
     values: Aligned<T>,
 }
 
 impl<T: Real> Token<T> {
     fn new(key_dim: usize, value_dim: usize) -> Self {
-        let (keys, values) = (Aligned::zeros(7 * key_dim), Aligned::zeros(3 * value_dim));
+        let (keys, values) = (Aligned::zeros(7 * key_dim), Aligned::zeros(2 * value_dim));
         Self { beta: T::zero(), see: T::zero(), keys, values }
     }
 
     #[inline(always)]
-    fn prepare<const FMA: bool>(&mut self, step: &Step<T>) {
+    fn prepare<S: Simd, const FMA: bool>(&mut self, simd: S, step: &Step<T>) {
         let [decay, rest, k, k_decayed, q_decayed, g, zero] = split(&mut self.keys);
-        let [u, predicted, o] = split(&mut self.values);
+        let [u, _] = split(&mut self.values);
         copy(step.k, &mut k[..step.k.len()]);
         copy(step.q, &mut q_decayed[..step.q.len()]);
         copy(step.g, &mut g[..step.g.len()]);
@@ -126,67 +120,73 @@ impl<T: Real> Token<T> {
         rest.fill(T::zero());
         T::decays::<FMA>(g, zero, rest, decay);
         self.beta = step.beta;
-        self.see = T::zero();
+        let mul = T::vector_mul::<S>;
+        let (scale, mut see) = (T::splat(simd, step.scale), T::splat(simd, T::zero()));
+        let [decay, rest, k, k_decayed, q_decayed] = [decay, rest, k, k_decayed, q_decayed].map(T::vectors_mut::<S>);
         for (d, &decay) in decay.iter().enumerate() {
-            let q = q_decayed[d] * step.scale;
-            rest[d] = rest[d] * decay;
-            k_decayed[d] = decay * k[d];
-            q_decayed[d] = decay * q;
-            self.see = self.see + q * k[d];
+            let q = mul(simd, q_decayed[d], scale);
+            rest[d] = mul(simd, rest[d], decay);
+            k_decayed[d] = mul(simd, decay, k[d]);
+            q_decayed[d] = mul(simd, decay, q);
+            see = T::vector_mul_add(simd, q, k[d], see);
         }
-        predicted.fill(T::zero());
-        o.fill(T::zero());
+        self.see = T::total(simd, see);
     }
 
-    /// Takes the state `[K, V]` to the next one; `ahead` is told each row that is read.
+    /// Takes the state `[K, V]` to the next one, and fetches that of the `next` head.
     #[inline(always)]
-    fn take<S: Simd>(&mut self, simd: S, state: &mut [T], ahead: impl Fn(usize)) {
-        let [decay, rest, k, k_decayed, q_decayed, _, _] = split(&mut self.keys);
-        let values = split::<T, 3>(&mut self.values);
-        let value_dim = values[0].len();
-        let [u, predicted, o] = values.map(T::vectors_mut::<S>);
+    fn take<S: Simd>(&mut self, simd: S, state: &mut [T], next: &[T]) {
+        let mut columns = 0..self.values.len() / 2 / T::lanes::<S>();
+        while !columns.is_empty() {
+            let first = columns.start;
+            columns.start += match columns.len() {
+                8.. => self.columns::<S, 8>(simd, state, next, first),
+                4.. => self.columns::<S, 4>(simd, state, next, first),
+                2.. => self.columns::<S, 2>(simd, state, next, first),
+                _ => self.columns::<S, 1>(simd, state, next, first),
+            };
+        }
+    }
 
-        let coefficients = k_decayed.as_chunks::<ROWS>().0.iter().zip(q_decayed.as_chunks::<ROWS>().0);
-        for (i, (rows, (k, q))) in state.chunks_exact(ROWS * value_dim).zip(coefficients).enumerate() {
-            (i * ROWS..(i + 1) * ROWS).for_each(&ahead);
-            let mut split = [T::vectors::<S>(rows); ROWS];
-            for (r, row) in split.iter_mut().enumerate() {
-                *row = &row[r * u.len()..][..u.len()];
+    /// `M` vectors of columns, whose sums stay in registers; returns `M`.
+    #[inline(always)]
+    fn columns<S: Simd, const M: usize>(&mut self, simd: S, state: &mut [T], next: &[T], first: usize) -> usize {
+        let [decay, rest, k, k_decayed, q_decayed, _, _] = split(&mut self.keys);
+        let values = split::<T, 2>(&mut self.values);
+        let width = values[0].len();
+        let [u, o] = values.map(|values| &mut T::vectors_mut::<S>(values)[first..][..M]);
+        let zero = T::splat(simd, T::zero());
+        let [mut predicted, mut read] = [[zero; M]; 2];
+        let rows = state.chunks_exact(width).zip(&*k_decayed).zip(&*q_decayed);
+        for (d, ((row, &k), &q)) in rows.enumerate() {
+            let at = d * width + first * T::lanes::<S>();
+            if let Some(next) = next.get(at..at + M * T::lanes::<S>()) {
+                prefetch_state(next);
             }
-            let (k, q) = (splat(simd, k), splat(simd, q));
-            for (c, (predicted, o)) in predicted.iter_mut().zip(o.iter_mut()).enumerate() {
-                let mut sums = [*predicted, *o];
-                for r in 0..ROWS {
-                    let x = split[r][c];
-                    sums = [T::vector_mul_add(simd, k[r], x, sums[0]), T::vector_mul_add(simd, q[r], x, sums[1])];
-                }
-                [*predicted, *o] = sums;
+            let row = &T::vectors::<S>(row)[first..][..M];
+            let (k, q) = (T::splat(simd, k), T::splat(simd, q));
+            for m in 0..M {
+                predicted[m] = T::vector_mul_add(simd, k, row[m], predicted[m]);
+                read[m] = T::vector_mul_add(simd, q, row[m], read[m]);
             }
         }
         let (beta, see) = (T::splat(simd, self.beta), T::splat(simd, self.see));
-        for ((u, &predicted), o) in u.iter_mut().zip(&*predicted).zip(&mut *o) {
-            *u = T::vector_mul(simd, beta, T::vector_sub(simd, *u, predicted));
-            *o = T::vector_mul_add(simd, see, *u, *o);
+        for m in 0..M {
+            u[m] = T::vector_mul(simd, beta, T::vector_sub(simd, u[m], predicted[m]));
+            o[m] = T::vector_mul_add(simd, see, u[m], read[m]);
         }
-        let coefficients = decay.iter().zip(&*rest).zip(&*k);
+        let rows = state.chunks_exact_mut(width).zip(&*decay).zip(&*rest).zip(&*k);
         // From the end, which is still in the first cache.
-        for (row, ((&decay, &rest), &k)) in state.chunks_exact_mut(value_dim).zip(coefficients).rev() {
+        for (((row, &decay), &rest), &k) in rows.rev() {
             let (decay, rest, k) = (T::splat(simd, decay), T::splat(simd, rest), T::splat(simd, k));
-            for (x, &u) in T::vectors_mut::<S>(row).iter_mut().zip(&*u) {
-                let write = T::vector_mul_add(simd, rest, *x, T::vector_mul(simd, k, u));
-                *x = T::vector_mul_add(simd, decay, *x, write);
+            let row = &mut T::vectors_mut::<S>(row)[first..][..M];
+            for m in 0..M {
+                let write = T::vector_mul_add(simd, rest, row[m], T::vector_mul(simd, k, u[m]));
+                row[m] = T::vector_mul_add(simd, decay, row[m], write);
             }
         }
+        M
     }
-}
-
-#[inline(always)]
-fn splat<S: Simd, T: Real>(simd: S, x: &[T; ROWS]) -> [T::Vector<S>; ROWS] {
-    let mut vectors = [T::splat(simd, T::zero()); ROWS];
-    for (vector, &x) in vectors.iter_mut().zip(x) {
-        *vector = T::splat(simd, x);
-    }
-    vectors
 }
 
 /// `N` rows.

@@ -1,8 +1,9 @@
 //! Work cut into tasks, and run on the vectors and threads that the machine has.
 
+use std::sync::Mutex;
+
 use ndarray::{ArrayViewMut, Axis, Dimension};
 use pulp::{Arch, Simd, WithSimd};
-use rayon::prelude::*;
 
 /// Multiply-adds below which threads cost more than they bring.
 pub(super) const SMALL: usize = 1 << 17;
@@ -26,12 +27,18 @@ impl<W: Work> WithSimd for Dispatched<W> {
 
 /// Runs tasks of so many multiply-adds together.
 pub(super) fn run_all(tasks: Vec<impl Work>, multiply_adds: usize) {
-    let run = |task| Arch::new().dispatch(Dispatched(task));
-    if multiply_adds < SMALL || tasks.len() == 1 {
-        tasks.into_iter().for_each(run);
-    } else {
-        tasks.into_par_iter().for_each(run);
+    let threads = if multiply_adds < SMALL { 1 } else { rayon::current_num_threads().min(tasks.len()) };
+    let tasks = Mutex::new(tasks.into_iter());
+    let next = || tasks.lock().expect("no panic while a task is taken").next();
+    let run = || std::iter::from_fn(next).for_each(|task| Arch::new().dispatch(Dispatched(task)));
+    if threads == 1 {
+        return run();
     }
+    // The calling thread takes part: handing all over to the pool would cost more than one token does.
+    rayon::in_place_scope(|scope| {
+        (1..threads).for_each(|_| scope.spawn(|_| run()));
+        run();
+    });
 }
 
 /// Disjoint parts of `size` along `axis`.
