@@ -279,7 +279,7 @@ mutant native_erases_earlier_tokens_without_beta native/chunk.rs \
                     self.see[n][j] = scale * by_query;
                     j += 1;'
 mutant native_step_erases_without_beta native/step.rs \
-    'T::vector_mul(simd, beta, T::vector_sub(simd, *u, predicted))' 'T::vector_sub(simd, T::vector_mul(simd, beta, *u), predicted)'
+    'T::vector_mul(simd, beta, T::vector_sub(simd, u[m], predicted[m]))' 'T::vector_sub(simd, T::vector_mul(simd, beta, u[m]), predicted[m])'
 mutant native_predicts_from_the_undecayed_state native/chunk.rs \
     '*by_key = T::vector_mul(simd, *decay, k);' '*by_key = k;'
 mutant native_reads_the_undecayed_state native/chunk.rs \
@@ -291,7 +291,9 @@ mutant native_keys_do_not_decay_within_a_chunk native/chunk.rs \
 mutant native_state_does_not_decay native/tile.rs \
     'tile[r] = new[r].add::<S, T>(simd, decay[r], tile[r]);' 'tile[r] = new[r].add::<S, T>(simd, decay[r] * T::zero() + T::one(), tile[r]);'
 mutant native_step_does_not_decay native/step.rs \
-    'T::vector_mul_add(simd, decay, *x, write)' 'T::vector_mul_add(simd, decay, T::splat(simd, T::zero()), T::vector_add(simd, *x, write))'
+    'T::vector_mul_add(simd, decay, row[m], write)' 'T::vector_mul_add(simd, decay, T::splat(simd, T::zero()), T::vector_add(simd, row[m], write))'
+mutant native_step_takes_the_first_columns_for_the_others native/step.rs \
+    'let row = &T::vectors::<S>(row)[first..][..M];' 'let row = &T::vectors::<S>(row)[first * 0..][..M];'
 mutant native_decays_rounded_each_alone native/real.rs \
     '*carry = want - (got - 1.0);' '*carry = (want - (got - 1.0)) * 0.0;'
 mutant native_rounding_of_a_decay_stays_with_its_token native/chunk.rs \
