@@ -31,7 +31,7 @@ pub(super) fn run_all(tasks: Vec<impl Work>, multiply_adds: usize) {
     let tasks = Mutex::new(tasks.into_iter());
     let next = || tasks.lock().expect("no panic while a task is taken").next();
     let run = || std::iter::from_fn(next).for_each(|task| Arch::new().dispatch(Dispatched(task)));
-    if threads == 1 {
+    if threads <= 1 {
         return run();
     }
     // The calling thread takes part: handing all over to the pool would cost more than one token does.
