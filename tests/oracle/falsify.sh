@@ -299,6 +299,8 @@ mutant native_decays_rounded_each_alone native/real.rs \
 mutant native_rounding_of_a_decay_stays_with_its_token native/chunk.rs \
     'T::decays::<FMA>(g, zero, carry_within, a);' 'carry_within.fill(T::zero());
             T::decays::<FMA>(g, zero, carry_within, a);'
+mutant native_sums_over_every_other_column native/by_token.rs \
+    'parts.iter().fold(T::zero(), |sum, &part| sum + part)' 'parts[0]'
 suite=gradients mutant native_rounding_of_a_sum_of_decays_left_out native/chunk.rs \
     'T::vector_add(simd, *rest, error)' 'T::vector_mul(simd, *rest, error)'
 mutant native_kept_states_overwrite_the_first native/task.rs \

@@ -10,7 +10,7 @@ use super::{Outputs, Real, Views};
 /// Columns of a task at least, so that what all columns share is not computed too often.
 const COLUMNS: usize = 64;
 
-/// Tasks that take turns at most: their states have to stay in cache.
+/// Tasks that take turns at most: a state is fetched again for every turn.
 const GROUP: usize = 16;
 
 /// Output, final state and, if asked for, the states before every `keep_every`th token, a multiple of

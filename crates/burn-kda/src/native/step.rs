@@ -54,7 +54,7 @@ struct Step<'a, T> {
     state: ArrayViewMut2<'a, T>,
 }
 
-/// Of one thread.
+/// Of one thread, one after the other.
 struct Steps<'a, T>(Vec<Step<'a, T>>);
 
 impl<T: Real> Work for Steps<'_, T> {
@@ -148,7 +148,8 @@ impl<T: Real> Token<T> {
         }
     }
 
-    /// `M` vectors of columns, whose sums stay in registers; returns `M`.
+    /// `M` vectors of columns, whose sums stay in registers, but for a few of eight where there are 16: passing half a row
+    /// at a time is slower still. Returns `M`.
     #[inline(always)]
     fn columns<S: Simd, const M: usize>(&mut self, simd: S, state: &mut [T], next: &[T], first: usize) -> usize {
         let [decay, rest, k, k_decayed, q_decayed, _, _] = split(&mut self.keys);

@@ -27,7 +27,9 @@ impl<W: Work> WithSimd for Dispatched<W> {
 
 /// Runs tasks of so many multiply-adds together.
 pub(super) fn run_all(tasks: Vec<impl Work>, multiply_adds: usize) {
-    let threads = if multiply_adds < SMALL { 1 } else { rayon::current_num_threads().min(tasks.len()) };
+    // Each thread has to be woken.
+    let worth = if multiply_adds < SMALL { 1 } else { multiply_adds / SMALL + 1 };
+    let threads = rayon::current_num_threads().min(tasks.len()).min(worth);
     let tasks = Mutex::new(tasks.into_iter());
     let next = || tasks.lock().expect("no panic while a task is taken").next();
     let run = || std::iter::from_fn(next).for_each(|task| Arch::new().dispatch(Dispatched(task)));

@@ -1,4 +1,4 @@
-//! What surrounds the operator, by the native kernels and by tensor operations.
+//! What surrounds the operator, by the native kernels and by tensor operations; threads and states of the operator.
 #![allow(deprecated)] // Burn's NdArray.
 
 use std::cell::RefCell;
@@ -10,7 +10,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::gate::DecayFn;
 use crate::ops::{self, ConvParams, KdaOps, MaybeTensor, TensorBridge};
-use crate::plain;
+use crate::{KdaInput, KdaOptions, plain};
 
 /// The same in every call of [`Case::run`].
 struct Random<'a> {
@@ -177,18 +177,49 @@ fn threads_change_nothing() {
     }
 }
 
+/// To the bit: enough work for threads, forward, one token at a time and, where Burn differentiates, backward.
+#[test]
+fn threads_change_nothing_of_the_operator() {
+    for (device, time) in [(Device::ndarray(), 70), (Device::flex(), 1)] {
+        #[cfg(feature = "autodiff")]
+        let device = device.autodiff();
+        let run = || {
+            let random =
+                Random { generator: RefCell::new(StdRng::seed_from_u64(7)), device: &device, dtype: DType::F32 };
+            let leaf = |width| {
+                let leaf = random.tensor([3, time, 11, width]);
+                if cfg!(feature = "autodiff") { leaf.require_grad() } else { leaf }
+            };
+            let (q, k, v, g) = (leaf(64), leaf(64) / 16.0, leaf(80), leaf(64));
+            let input = KdaInput { q, k, v, g: g.clone().abs().neg(), beta: random.tensor([3, time, 11]).abs() / 5.0 };
+            let initial_state = Some(random.tensor([3, 11, 64, 80]));
+            let output = crate::chunk_kda(input, KdaOptions { initial_state, ..KdaOptions::default() });
+            let all = [output.o, output.final_state];
+            #[cfg(feature = "autodiff")]
+            let gradients = all[0].clone().sum().backward();
+            #[cfg(feature = "autodiff")]
+            let all = [all[0].clone(), all[1].clone(), g.grad(&gradients).expect("a leaf")];
+            all.map(numbers)
+        };
+        let [one, three] = [1, 3]
+            .map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(run));
+        assert!(one == three, "{device:?}");
+    }
+}
+
 /// A state that is swapped in memory, or a part of another, gives what the same numbers by themselves do, and stays.
 #[test]
 fn a_step_takes_any_state() {
-    for device in [Device::ndarray(), Device::flex()] {
+    // Less than a vector, and several.
+    for (device, dim) in [(Device::ndarray(), 6), (Device::ndarray(), 56), (Device::flex(), 6), (Device::flex(), 56)] {
         let random = Random { generator: RefCell::new(StdRng::seed_from_u64(7)), device: &device, dtype: DType::F64 };
-        let vector = || random.tensor([1, 2, 6]);
+        let vector = || random.tensor([1, 2, dim]);
         let (q, k, v, g, beta) = (vector(), vector(), vector(), vector().abs().neg(), random.tensor([1, 2]));
         let step = |state: Tensor<4>| {
             let (o, next) = crate::kda_step(state, q.clone(), k.clone(), v.clone(), g.clone(), beta.clone(), 0.3);
             (numbers(o), numbers(next))
         };
-        let many = random.tensor([3, 2, 6, 6]);
+        let many = random.tensor([3, 2, dim, dim]);
         let row = many.clone().slice_dim(0, 1..2);
         let alone = Tensor::from_data(row.clone().into_data(), (&device, DType::F64));
         let swapped = Tensor::from_data(row.clone().swap_dims(2, 3).into_data(), (&device, DType::F64)).swap_dims(2, 3);
