@@ -4,9 +4,15 @@ use std::sync::Mutex;
 
 use ndarray::{ArrayViewMut, Axis, Dimension};
 use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
 
 /// Multiply-adds below which threads cost more than they bring.
 pub(super) const SMALL: usize = 1 << 17;
+
+/// Multiply-adds from which on the calling thread hands all over to the pool and waits, about a millisecond. Below, as for
+/// one token, that would cost too much, and the caller takes part; but a thread that it wakes may get its core, and has to
+/// wait for it.
+const LARGE: usize = 1 << 23;
 
 /// What one thread does.
 pub(super) trait Work: Send {
@@ -27,19 +33,21 @@ impl<W: Work> WithSimd for Dispatched<W> {
 
 /// Runs tasks of so many multiply-adds together.
 pub(super) fn run_all(tasks: Vec<impl Work>, multiply_adds: usize) {
-    // Each thread has to be woken.
-    let worth = if multiply_adds < SMALL { 1 } else { multiply_adds / SMALL + 1 };
-    let threads = rayon::current_num_threads().min(tasks.len()).min(worth);
+    let run = |task| Arch::new().dispatch(Dispatched(task));
+    let threads = rayon::current_num_threads().min(tasks.len());
+    if multiply_adds < SMALL || threads <= 1 {
+        return tasks.into_iter().for_each(run);
+    }
+    if multiply_adds >= LARGE {
+        return tasks.into_par_iter().for_each(run);
+    }
     let tasks = Mutex::new(tasks.into_iter());
     let next = || tasks.lock().expect("no panic while a task is taken").next();
-    let run = || std::iter::from_fn(next).for_each(|task| Arch::new().dispatch(Dispatched(task)));
-    if threads <= 1 {
-        return run();
-    }
-    // The calling thread takes part: handing all over to the pool would cost more than one token does.
     rayon::in_place_scope(|scope| {
-        (1..threads).for_each(|_| scope.spawn(|_| run()));
-        run();
+        // Each has to be woken.
+        let woken = (multiply_adds / SMALL).min(threads - 1);
+        (0..woken).for_each(|_| scope.spawn(|_| std::iter::from_fn(next).for_each(run)));
+        std::iter::from_fn(next).for_each(run);
     });
 }
 
