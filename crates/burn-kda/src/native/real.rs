@@ -41,8 +41,8 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
     /// Neighbours that [`splat_group`](Self::splat_group) repeats.
     fn group<S: Simd>() -> usize;
 
-    /// The `n`th group of numbers, over and over. Two columns of eight tokens fill a vector of AVX-512, and a broadcast of
-    /// two costs what one of one does.
+    /// The `n`th group of numbers, over and over. A broadcast of two costs what one of one does, and two columns of eight
+    /// tokens fill a vector of AVX-512.
     fn splat_group<S: Simd>(simd: S, x: &[Self], n: usize) -> Self::Vector<S>;
 
     /// `a + b`.
