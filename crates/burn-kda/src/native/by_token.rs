@@ -15,7 +15,6 @@ pub(super) type Values<T, S> = [Pair<<T as Real>::Vector<S>>; CHUNK];
 pub(super) struct ByToken<T> {
     pub numbers: Aligned<T>,
     rows: usize,
-    group: usize,
     /// Tokens that are passed together, a multiple of [`CHUNK`].
     together: usize,
 }
@@ -26,7 +25,7 @@ impl<T: Real> ByToken<T> {
         let (lanes, group) = (T::lanes::<S>(), T::group::<S>());
         let padded = (tokens * group).next_multiple_of(lanes) / group;
         let together = (2 * lanes / group).clamp(CHUNK, padded);
-        Self { numbers: Aligned::zeros(rows * padded * group), rows, group, together }
+        Self { numbers: Aligned::zeros(rows * padded * group), rows, together }
     }
 
     /// Columns of a block.
@@ -35,16 +34,16 @@ impl<T: Real> ByToken<T> {
     }
 
     /// The first number of a chunk of tokens.
-    fn first(&self, chunk: usize) -> usize {
+    fn first<S: Simd>(&self, chunk: usize) -> usize {
         let token = chunk * CHUNK;
-        (token / self.together * self.together * self.rows + token % self.together) * self.group
+        (token / self.together * self.together * self.rows + token % self.together) * T::group::<S>()
     }
 
     /// Takes in the columns of each token of a chunk.
     #[inline(always)]
     pub fn transpose<S: Simd>(&mut self, chunk: usize, values: &Values<T, S>) {
         let group = T::group::<S>();
-        let (first, width) = (self.first(chunk), self.together * group);
+        let (first, width) = (self.first::<S>(chunk), self.together * group);
         for (i, value) in values.iter().enumerate() {
             let columns = T::scalars::<S>(&value.0).chunks_exact(group);
             for (row, columns) in self.numbers[first..].chunks_mut(width).zip(columns) {
@@ -74,7 +73,9 @@ impl<T: Real> ByToken<T> {
     pub fn rows<S: Simd>(&self, chunk: usize, to: &mut [T]) {
         let group = T::group::<S>();
         let width = self.together * group;
-        for (r, rows) in self.numbers[self.first(chunk)..].chunks(CHUNK * width).take(self.rows / CHUNK).enumerate() {
+        for (r, rows) in
+            self.numbers[self.first::<S>(chunk)..].chunks(CHUNK * width).take(self.rows / CHUNK).enumerate()
+        {
             let mut square = [[T::zero(); CHUNK]; CHUNK];
             for (i, row) in rows.chunks(width).enumerate() {
                 for (to, parts) in square.iter_mut().zip(row[..CHUNK * group].chunks_exact(group)) {

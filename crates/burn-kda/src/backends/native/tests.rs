@@ -163,14 +163,17 @@ fn native_kernels_are_the_tensor_operations() {
     }
 }
 
+fn on_one_and_on_three_threads<R: Send>(run: impl Fn() -> R + Sync) -> [R; 2] {
+    [1, 3].map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(&run))
+}
+
 /// To the bit.
 #[test]
 fn threads_change_nothing() {
     let device = Device::ndarray();
     for case in cases() {
-        let [one, three] = [1, 3].map(|threads| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-            let all = pool.install(|| case.run(&device, DType::F32));
+        let [one, three] = on_one_and_on_three_threads(|| {
+            let all = case.run(&device, DType::F32);
             all.into_iter().map(|(name, got, _)| (name, got)).collect::<Vec<_>>()
         });
         assert!(one == three, "{:?}, width {}", case.sizes, case.width);
@@ -201,8 +204,7 @@ fn threads_change_nothing_of_the_operator() {
             let all = [all[0].clone(), all[1].clone(), g.grad(&gradients).expect("a leaf")];
             all.map(numbers)
         };
-        let [one, three] = [1, 3]
-            .map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(run));
+        let [one, three] = on_one_and_on_three_threads(run);
         assert!(one == three, "{device:?}");
     }
 }
