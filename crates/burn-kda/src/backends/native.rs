@@ -3,11 +3,11 @@
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
-use ndarray::{Array, ArrayD, ArrayView, ArrayViewD, ArrayViewMutD, Dimension, IxDyn};
+use ndarray::{Array, ArrayD, ArrayView, ArrayViewD, ArrayViewMutD, Dimension, Ix2, IxDyn};
 
 use crate::gate::DecayFn;
 use crate::native::layer::{self, Convolution, ConvolutionGradients, Gate, GateGradients, Norm, NormGradients};
-use crate::native::{self, Gradients, KEEP_EVERY, OfOutput, Outputs, Real, Views};
+use crate::native::{self, Gradients, OfOutput, Outputs, Real, Views};
 use crate::ops::{ConvParams, KdaGradients, KdaOps, KdaTensors, MaybeTensor, Mode, WantedGradients};
 
 /// A backend with tensors of `T` in memory.
@@ -39,7 +39,7 @@ pub(super) fn forward<B: Host<T>, T: Real>(
         return (o, state, None.into());
     }
     let views = Views::new(inputs.each_ref().map(B::view), initial_state.as_ref().map(B::view));
-    let Outputs { o, final_state, kept } = native::forward(&views, scale, keep_states.then_some(KEEP_EVERY));
+    let Outputs { o, final_state, kept } = native::forward(&views, scale, keep_states);
     let [o, final_state] = [o, final_state].map(|x| B::from_array(x.into_dyn()));
     (o, final_state, kept.map(|x| B::from_array(x.into_dyn())).into())
 }
@@ -79,7 +79,7 @@ pub(super) fn backward<B: Host<T>, T: Real>(
         Some(d_o) => OfOutput::Given(view(d_o)),
         None => OfOutput::Zero,
     };
-    let (kept, d_final_state) = (states.as_ref().map(view), d_final_state.as_ref().map(view));
+    let (kept, d_final_state) = (states.as_ref().map(|x| self::view::<B, T, Ix2>(x)), d_final_state.as_ref().map(view));
     let Gradients { q, k, v, g, beta, initial_state } =
         native::backward(&views, kept, of_output, d_final_state, scale, wanted);
     let [q, k, v, g, initial_state] = [q, k, v, g, initial_state].map(|x| x.map(|x| B::from_array(x.into_dyn())));

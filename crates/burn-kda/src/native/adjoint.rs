@@ -10,153 +10,256 @@
 //! D  <- diag(A_{last,-1}) D + sum_i (Q_i do_i^T - R_i de_i^T)
 //! ```
 //!
-//! All that sums over value channels is gathered block by block, then taken through the decays within the chunk, as
-//! sums of products with them: nothing is divided or subtracted, so that the gradient of a strong decay is as exact as
+//! Most of these sums are over value channels, so that states and their cotangents lie here with those as rows and blocks of
+//! key channels as columns: a block gives all that its channels need, and takes it through the decays within the chunk, as
+//! sums of products with them. Nothing is divided or subtracted, so that the gradient of a strong decay is as exact as
 //! that of a weak one.
 
 use pulp::Simd;
 
 use super::Real;
-use super::by_token::{ByToken, Values};
+use super::by_token::ByToken;
 use super::chunk::{CHUNK, Chunk};
 use super::rows::Aligned;
-use super::tile::{Pair, multiply, update};
+use super::tile::{Pair, multiply, update_columns};
 
-/// Sums over the value channels of a chunk.
-pub(super) struct Sums<T: Real, S: Simd> {
-    /// `[K, CHUNK, group]`: `dW`.
-    write: ByToken<T>,
-    /// `[K, 2 CHUNK, group]`: `dR` and `dQ`.
-    read: ByToken<T>,
-    /// `[CHUNK, 2 CHUNK, group]`: for each `u_j`, its products with `-de_i` and with `do_i`.
+/// Of the tokens of a chunk and, where it is twice as many, of what its keys read and of what its queries do.
+type Tokens<V, const N: usize = CHUNK> = [Pair<V>; N];
+
+/// Of one chunk.
+pub(super) struct Adjoint<T> {
+    /// `V`, padded with channels of zeros.
+    height: usize,
+    /// `[2 CHUNK, V]`: `-de`, then `do`.
+    pub cotangents: Aligned<T>,
+    /// `[CHUNK, V]`.
+    pub dv: Aligned<T>,
+    pub d_beta: [T; CHUNK],
+    /// `[j][i]`: of `k_i . A_{i,j} k_j`, then of `q_i . A_{i,j} k_j`.
+    of_pairs: [[T; 2 * CHUNK]; CHUNK],
+    /// `[V, CHUNK, group]`: what of `du` is the state's, and as rows of tokens.
+    by_state: ByToken<T>,
+    du: Aligned<T>,
+    /// `[2 CHUNK, CHUNK, group]`: the products of `-de_i` and of `do_i` with each `u_j`.
     pairs: ByToken<T>,
-    /// `[K]`: of `D` with the state, before lanes are added up.
-    decay: Vec<T::Vector<S>>,
-    /// `dbeta`, before lanes are added up.
-    beta: [T::Vector<S>; CHUNK],
+    /// Columns of a block.
+    columns: ByToken<T>,
 }
 
-/// Values of a block with (groups of) its columns as rows, of `CHUNK` and `2 CHUNK` tokens.
-pub(super) struct Transposed<T> {
-    u: ByToken<T>,
-    cotangents: ByToken<T>,
+/// Rows `[CHUNK, K]` of the tokens of a chunk.
+pub(super) struct Rows<T> {
+    /// Unscaled.
+    pub q: Aligned<T>,
+    pub k: Aligned<T>,
+    pub dq: Aligned<T>,
+    pub dk: Aligned<T>,
+    pub dg: Aligned<T>,
 }
 
-impl<T: Real> Transposed<T> {
-    pub fn new<S: Simd>() -> Self {
-        Self { u: ByToken::columns::<S>(CHUNK), cotangents: ByToken::columns::<S>(2 * CHUNK) }
+impl<T: Real> Rows<T> {
+    pub fn new(width: usize) -> Self {
+        let rows = || Aligned::zeros(CHUNK * width);
+        Self { q: rows(), k: rows(), dq: rows(), dk: rows(), dg: rows() }
     }
 }
 
-impl<T: Real, S: Simd> Sums<T, S> {
-    pub fn new(simd: S, width: usize) -> Self {
-        let zero = T::splat(simd, T::zero());
+impl<T: Real> Adjoint<T> {
+    /// `height` is as [`padded`](super::tile::padded) has it.
+    pub fn new<S: Simd>(height: usize) -> Self {
+        let rows = |rows: usize| Aligned::zeros(rows * height);
         Self {
-            write: ByToken::sums::<S>(width, CHUNK),
-            read: ByToken::sums::<S>(width, 2 * CHUNK),
-            pairs: ByToken::sums::<S>(CHUNK, 2 * CHUNK),
-            decay: vec![zero; width],
-            beta: [zero; CHUNK],
+            height,
+            cotangents: rows(2 * CHUNK),
+            dv: rows(CHUNK),
+            d_beta: [T::zero(); CHUNK],
+            of_pairs: [[T::zero(); 2 * CHUNK]; CHUNK],
+            by_state: ByToken::sums::<S>(height),
+            du: rows(CHUNK),
+            pairs: ByToken::sums::<S>(2 * CHUNK),
+            columns: ByToken::columns::<S>(),
         }
     }
 
-    pub fn reset(&mut self, simd: S) {
-        for sums in [&mut self.write, &mut self.read, &mut self.pairs] {
-            sums.numbers.fill(T::zero());
-        }
-        for sums in [&mut self.decay[..], &mut self.beta] {
-            sums.fill(T::splat(simd, T::zero()));
-        }
+    /// Before the states of a chunk are passed to [`of_state`](Self::of_state), block by block.
+    pub fn reset(&mut self) {
+        self.by_state.numbers.fill(T::zero());
     }
-}
 
-impl<T: Real> Chunk<T> {
-    /// The writes `u` of a block and its errors.
+    /// Takes in a block of the cotangent of the state after `chunk`.
     #[inline(always)]
-    pub fn errors<S: Simd>(&self, simd: S, block: &[Pair<T::Vector<S>>], v: &Values<T, S>) -> [Values<T, S>; 2] {
-        let predicted = eight::<S, T>(simd, &self.reads, block);
-        let (mut u, mut errors) = (*v, *v);
-        for m in 0..2 {
-            let mut error = [T::splat(simd, T::zero()); CHUNK];
-            for i in 0..CHUNK {
-                error[i] = T::vector_sub(simd, v[i].0[m], predicted[i].0[m]);
-            }
-            for j in 0..CHUNK {
-                let write = T::vector_mul(simd, T::splat(simd, self.beta[j]), error[j]);
-                u[j].0[m] = write;
-                for (error, meet) in error.iter_mut().zip(&self.meet).skip(j + 1) {
-                    *error = T::vector_mul_add(simd, T::splat(simd, meet[j]), write, *error);
-                }
-            }
-            for i in 0..CHUNK {
-                errors[i].0[m] = error[i];
-            }
-        }
-        [u, errors]
+    pub fn of_state<S: Simd>(&mut self, simd: S, chunk: &Chunk<T>, b: usize, d_state: &[Pair<T::Vector<S>>]) {
+        self.columns.transpose::<S>(&block(simd, &chunk.writes, b));
+        self.by_state.add(simd, d_state, &self.columns);
     }
 
-    /// One block of columns: `before` is its state before the chunk, `d_state` the cotangent of the one after it, which
-    /// becomes that of the one before. Returns `dv`.
+    /// The cotangents of what the tokens write and read, once [`of_state`](Self::of_state) has all blocks; `u` and `errors`
+    /// are `[CHUNK, V]`.
     #[inline(always)]
-    pub fn block_back<S: Simd>(
-        &self,
-        simd: S,
-        before: &[Pair<T::Vector<S>>],
-        d_state: &mut [Pair<T::Vector<S>>],
-        [u, errors, d_o]: [&Values<T, S>; 3],
-        sums: &mut Sums<T, S>,
-        transposed: &mut Transposed<T>,
-    ) -> Values<T, S> {
-        let zero = Pair([T::splat(simd, T::zero()); 2]);
-        let du = eight::<S, T>(simd, &self.writes, d_state);
-        let mut dv = [zero; CHUNK];
-        for m in 0..2 {
-            let (mut sum, mut seen) = ([zero.0[0]; CHUNK], [zero.0[0]; CHUNK]);
+    pub fn solve<S: Simd>(&mut self, simd: S, chunk: &Chunk<T>, u: &[T], errors: &[T], scale: T) {
+        self.by_state.rows::<S>(&mut self.du);
+        let zero = T::splat(simd, T::zero());
+        let (du, errors) = (T::vectors::<S>(&self.du), T::vectors::<S>(errors));
+        let (read, d_o) = self.cotangents.split_at_mut(CHUNK * self.height);
+        let (read, d_o) = (T::vectors_mut::<S>(read), T::vectors::<S>(d_o));
+        let dv = T::vectors_mut::<S>(&mut self.dv);
+        let count = self.height / T::lanes::<S>();
+        let mut d_beta = [zero; CHUNK];
+        for m in 0..count {
+            let (mut sum, mut seen) = ([zero; CHUNK], [zero; CHUNK]);
             for j in 0..CHUNK {
-                sum[j] = du[j].0[m];
+                sum[j] = du[j * count + m];
                 for i in (j..CHUNK).rev() {
-                    seen[j] = T::vector_mul_add(simd, T::splat(simd, self.see[i][j]), d_o[i].0[m], seen[j]);
+                    seen[j] = T::vector_mul_add(simd, T::splat(simd, chunk.see[i][j]), d_o[i * count + m], seen[j]);
                 }
             }
             for i in (0..CHUNK).rev() {
                 sum[i] = T::vector_add(simd, sum[i], seen[i]);
-                let error = T::vector_mul(simd, T::splat(simd, self.beta[i]), sum[i]);
-                dv[i].0[m] = error;
-                for (sum, &meet) in sum[..i].iter_mut().zip(&self.meet[i]) {
+                let error = T::vector_mul(simd, T::splat(simd, chunk.beta[i]), sum[i]);
+                dv[i * count + m] = error;
+                read[i * count + m] = T::vector_sub(simd, zero, error);
+                for (sum, &meet) in sum[..i].iter_mut().zip(&chunk.meet[i]) {
                     *sum = T::vector_mul_add(simd, T::splat(simd, meet), error, *sum);
                 }
             }
             for j in 0..CHUNK {
-                sums.beta[j] = T::vector_mul_add(simd, sum[j], errors[j].0[m], sums.beta[j]);
+                d_beta[j] = T::vector_mul_add(simd, sum[j], errors[j * count + m], d_beta[j]);
             }
         }
-        // Of what the keys read.
-        let mut d_read = [zero; CHUNK];
-        for (d_read, dv) in d_read.iter_mut().zip(&dv) {
-            *d_read = zero.sub::<S, T>(simd, *dv);
+        for (total, sum) in self.d_beta.iter_mut().zip(d_beta) {
+            *total = T::total(simd, sum);
         }
-        transposed.cotangents.transpose::<S>(0, &d_read);
-        transposed.cotangents.transpose::<S>(1, d_o);
-        transposed.u.transpose::<S>(0, u);
-        sums.read.add(simd, before, &transposed.cotangents);
-        sums.pairs.add(simd, u, &transposed.cotangents);
-        sums.write.add(simd, d_state, &transposed.u);
-        for ((sum, Pair(s)), Pair(d)) in sums.decay.iter_mut().zip(before).zip(&*d_state) {
-            let half = T::vector_mul_add(simd, s[0], d[0], *sum);
-            *sum = T::vector_mul_add(simd, s[1], d[1], half);
+
+        self.pairs.numbers.fill(T::zero());
+        for b in 0..count.div_ceil(2) {
+            self.columns.transpose::<S>(&block(simd, u, b));
+            self.pairs.add(simd, &block::<S, T, { 2 * CHUNK }>(simd, &self.cotangents, b), &self.columns);
         }
-        // Of the keys, then of the queries, as the chunk reads.
-        let mut cotangents = [zero; 2 * CHUNK];
-        cotangents[..CHUNK].copy_from_slice(&d_read);
-        cotangents[CHUNK..].copy_from_slice(d_o);
-        update(simd, &self.decay, &self.reads, &cotangents, d_state);
-        dv
+        self.pairs.rows::<S>(self.of_pairs.as_flattened_mut());
+        for of_pairs in &mut self.of_pairs {
+            of_pairs[CHUNK..].iter_mut().for_each(|of_pair| *of_pair = scale * *of_pair);
+        }
     }
+
+    /// The gradients of a block of key channels, from its state `before` the chunk; takes the cotangent `d_state` of the one
+    /// after it to that of the one before.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    pub fn of_keys<S: Simd>(
+        &self,
+        simd: S,
+        chunk: &Chunk<T>,
+        b: usize,
+        u: &[T],
+        before: &[Pair<T::Vector<S>>],
+        d_state: &mut [Pair<T::Vector<S>>],
+        rows: &mut Rows<T>,
+        scale: T,
+    ) {
+        let zero = T::splat(simd, T::zero());
+        let d_key = eight(simd, &self.cotangents, before);
+        let d_query = eight(simd, &self.cotangents[CHUNK * self.height..], before);
+        let d_write = eight(simd, u, d_state);
+        let mut d_decay = [zero; 2];
+        for (Pair(s), Pair(d)) in before.iter().zip(&*d_state) {
+            for m in 0..2 {
+                d_decay[m] = T::vector_mul_add(simd, s[m], d[m], d_decay[m]);
+            }
+        }
+        let [Pair(decay)] = block(simd, &chunk.decay, b);
+        let reads: Tokens<_, { 2 * CHUNK }> = block(simd, &chunk.reads, b);
+        update_columns(simd, Pair(decay), &self.cotangents, &reads, d_state);
+        for m in 0..2 {
+            let d_decay = T::vector_mul(simd, decay[m], d_decay[m]);
+            self.within(simd, chunk, [b, m], d_decay, [&d_key, &d_query, &d_write], rows, scale);
+        }
+    }
+
+    /// The gradients of vector `m` of the key channels of block `b` from those of `R`, `Q`, `W` and the logarithm of the chunk's decay.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    fn within<S: Simd>(
+        &self,
+        simd: S,
+        chunk: &Chunk<T>,
+        [b, m]: [usize; 2],
+        d_decay: T::Vector<S>,
+        [d_key, d_query, d_write]: [&Tokens<T::Vector<S>>; 3],
+        rows: &mut Rows<T>,
+        scale: T,
+    ) {
+        let (mul, fma) = (T::vector_mul::<S>, T::vector_mul_add::<S>);
+        let all = |x: T| T::splat(simd, x);
+        let vectors = T::vectors::<S>;
+        let (count, c) = (vectors(&chunk.decay).len(), 2 * b + m);
+        let zero = all(T::zero());
+        let [mut q, mut k, mut a, mut d_keys] = [[zero; CHUNK]; 4];
+        for i in 0..CHUNK {
+            let at = i * count + c;
+            (q[i], k[i], a[i]) = (vectors(&rows.q)[at], vectors(&rows.k)[at], vectors(&chunk.decays)[at]);
+            d_keys[i] = d_write[i].0[m];
+        }
+        let [mut dq, mut dk, mut dg] = [[zero; CHUNK]; 3];
+
+        // Reads of the state before the chunk.
+        let (mut product, scale) = (all(T::one()), all(scale));
+        for i in 0..CHUNK {
+            product = mul(simd, product, a[i]);
+            dk[i] = mul(simd, product, d_key[i].0[m]);
+            dq[i] = mul(simd, scale, mul(simd, product, d_query[i].0[m]));
+        }
+        let mut sum = d_decay;
+        for i in (0..CHUNK).rev() {
+            sum = fma(simd, k[i], dk[i], fma(simd, q[i], dq[i], sum));
+            dg[i] = sum;
+        }
+        // The keys on their way to the tokens after them, all together: one after the other would wait for itself.
+        let mut keys = [[zero; CHUNK]; CHUNK];
+        for i in 0..CHUNK {
+            for j in 0..i {
+                let key = mul(simd, keys[i - 1][j], a[i]);
+                keys[i][j] = key;
+                dk[i] = fma(simd, all(self.of_pairs[j][i]), key, dk[i]);
+                dq[i] = fma(simd, all(self.of_pairs[j][CHUNK + i]), key, dq[i]);
+            }
+            keys[i][i] = k[i];
+            dq[i] = fma(simd, all(self.of_pairs[i][CHUNK + i]), k[i], dq[i]);
+        }
+        // And their cotangents on the way back, from the state after the chunk.
+        for i in (0..CHUNK).rev() {
+            for j in 0..i {
+                let seen = fma(simd, all(self.of_pairs[j][CHUNK + i]), q[i], d_keys[j]);
+                let d_key = fma(simd, all(self.of_pairs[j][i]), k[i], seen);
+                dg[i] = fma(simd, d_key, keys[i][j], dg[i]);
+                d_keys[j] = mul(simd, d_key, a[i]);
+            }
+            let d_key = fma(simd, all(self.of_pairs[i][CHUNK + i]), q[i], d_keys[i]);
+            dk[i] = T::vector_add(simd, dk[i], d_key);
+        }
+        for (rows, x) in [(&mut rows.dq, dq), (&mut rows.dk, dk), (&mut rows.dg, dg)] {
+            let rows = T::vectors_mut::<S>(rows);
+            for i in 0..CHUNK {
+                rows[i * count + c] = x[i];
+            }
+        }
+    }
+}
+
+/// The `b`th two vectors of each of `N` rows; zeros for a vector that is missing.
+#[inline(always)]
+pub(super) fn block<S: Simd, T: Real, const N: usize>(simd: S, rows: &[T], b: usize) -> Tokens<T::Vector<S>, N> {
+    let vectors = T::vectors::<S>(rows);
+    let count = vectors.len() / N;
+    let zero = T::splat(simd, T::zero());
+    let mut block = [Pair([zero; 2]); N];
+    for (pair, row) in block.iter_mut().zip(vectors.chunks_exact(count)) {
+        *pair = Pair([row[2 * b], if 2 * b + 1 < count { row[2 * b + 1] } else { zero }]);
+    }
+    block
 }
 
 /// Eight rows times a block; in parts of the sum, for less rounding.
 #[inline(always)]
-fn eight<S: Simd, T: Real>(simd: S, rows: &[T], block: &[Pair<T::Vector<S>>]) -> Values<T, S> {
+fn eight<S: Simd, T: Real>(simd: S, rows: &[T], block: &[Pair<T::Vector<S>>]) -> Tokens<T::Vector<S>> {
     const PART: usize = 16;
     let mut product = [Pair([T::splat(simd, T::zero()); 2]); CHUNK];
     for (p, part) in block.chunks(PART).enumerate() {
@@ -169,115 +272,4 @@ fn eight<S: Simd, T: Real>(simd: S, rows: &[T], block: &[Pair<T::Vector<S>>]) ->
         }
     }
     product
-}
-
-/// Rows of `K` of each token of a chunk, `[CHUNK, K]`.
-pub(super) struct Within<T> {
-    /// Unscaled.
-    pub q: Aligned<T>,
-    pub k: Aligned<T>,
-    pub dq: Aligned<T>,
-    pub dk: Aligned<T>,
-    pub dg: Aligned<T>,
-    pub d_beta: [T; CHUNK],
-    /// `dW`, `dR` and `dQ`.
-    d_write: Aligned<T>,
-    d_read: [Aligned<T>; 2],
-    d_decay: Aligned<T>,
-}
-
-impl<T: Real> Within<T> {
-    pub fn new(width: usize) -> Self {
-        let rows = || Aligned::zeros(CHUNK * width);
-        Self {
-            q: rows(),
-            k: rows(),
-            dq: rows(),
-            dk: rows(),
-            dg: rows(),
-            d_beta: [T::zero(); CHUNK],
-            d_write: rows(),
-            d_read: [rows(), rows()],
-            d_decay: Aligned::zeros(width),
-        }
-    }
-
-    /// From the sums over value channels, `q` and `k` to the gradients of `q`, `k`, `g` and `beta`.
-    #[inline(always)]
-    pub fn back<S: Simd>(&mut self, simd: S, chunk: &Chunk<T>, sums: &Sums<T, S>, scale: T) {
-        for i in 0..CHUNK {
-            self.d_beta[i] = T::total(simd, sums.beta[i]);
-        }
-        sums.write.rows::<S>(0, &mut self.d_write);
-        for (chunk, rows) in self.d_read.iter_mut().enumerate() {
-            sums.read.rows::<S>(chunk, rows);
-        }
-        for ((d_decay, &sum), &decay) in self.d_decay.iter_mut().zip(&sums.decay).zip(&*chunk.decay) {
-            *d_decay = decay * T::total(simd, sum);
-        }
-        // `[i][j]`: of `k_i . A_{i,j} k_j`, and of `q_i . A_{i,j} k_j`.
-        let mut d_pairs = [[[T::zero(); CHUNK]; CHUNK]; 2];
-        for (chunk, d_pairs) in d_pairs.iter_mut().enumerate() {
-            sums.pairs.rows::<S>(chunk, d_pairs.as_flattened_mut());
-        }
-        for d_pair in d_pairs[1].as_flattened_mut() {
-            *d_pair = scale * *d_pair;
-        }
-        let [by_key, by_query] = d_pairs;
-
-        let zero = T::splat(simd, T::zero());
-        let (mul, fma) = (T::vector_mul::<S>, T::vector_mul_add::<S>);
-        let scale = T::splat(simd, scale);
-        let vectors = T::vectors::<S>;
-        let (q, k, a) = (vectors(&self.q), vectors(&self.k), vectors(&chunk.decays));
-        let (d_write, d_key, d_query) = (vectors(&self.d_write), vectors(&self.d_read[0]), vectors(&self.d_read[1]));
-        let d_decay = vectors(&self.d_decay);
-        let (dq_rows, dk_rows) = (T::vectors_mut::<S>(&mut self.dq), T::vectors_mut::<S>(&mut self.dk));
-        let dg_rows = T::vectors_mut::<S>(&mut self.dg);
-        let count = d_decay.len();
-        for c in 0..count {
-            let [mut dq, mut dk, mut dg] = [[zero; CHUNK]; 3];
-            // Reads of the state before the chunk, and its decay.
-            let mut up_to = [zero; CHUNK];
-            let mut product = T::splat(simd, T::one());
-            for i in 0..CHUNK {
-                product = mul(simd, product, a[i * count + c]);
-                up_to[i] = product;
-            }
-            let mut sum = d_decay[c];
-            for i in (0..CHUNK).rev() {
-                let at = i * count + c;
-                dk[i] = mul(simd, up_to[i], d_key[at]);
-                dq[i] = mul(simd, scale, mul(simd, up_to[i], d_query[at]));
-                sum = fma(simd, k[at], dk[i], fma(simd, q[at], dq[i], sum));
-                dg[i] = sum;
-            }
-            // A key on its way to the tokens after it, and to the state after the chunk.
-            for j in 0..CHUNK {
-                let mut key = [zero; CHUNK];
-                key[j] = k[j * count + c];
-                for i in j + 1..CHUNK {
-                    key[i] = mul(simd, key[i - 1], a[i * count + c]);
-                }
-                let mut d_key = d_write[j * count + c];
-                for i in (j..CHUNK).rev() {
-                    let at = i * count + c;
-                    let (by_key, by_query) = (T::splat(simd, by_key[i][j]), T::splat(simd, by_query[i][j]));
-                    d_key = fma(simd, by_query, q[at], d_key);
-                    dq[i] = fma(simd, by_query, key[i], dq[i]);
-                    if i > j {
-                        d_key = fma(simd, by_key, k[at], d_key);
-                        dk[i] = fma(simd, by_key, key[i], dk[i]);
-                        dg[i] = fma(simd, d_key, key[i], dg[i]);
-                        d_key = mul(simd, d_key, a[at]);
-                    }
-                }
-                dk[j] = T::vector_add(simd, dk[j], d_key);
-            }
-            for i in 0..CHUNK {
-                let at = i * count + c;
-                (dq_rows[at], dk_rows[at], dg_rows[at]) = (dq[i], dk[i], dg[i]);
-            }
-        }
-    }
 }

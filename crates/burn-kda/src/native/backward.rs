@@ -1,19 +1,19 @@
 //! Gradients of the recurrence, one task per value head of a batch row.
 
-use ndarray::{Array4, ArrayView4, ArrayViewMut2, ArrayViewMut4, Axis, s};
+use ndarray::{Array4, ArrayView2, ArrayView4, ArrayViewMut2, ArrayViewMut4, Axis, s};
 
 use super::forward::{forward, groups};
 use super::lane::{Group, Lane};
 use super::pages::zeros;
 use super::work::{cut, run_all};
-use super::{Gradients, KEEP_EVERY, OfOutput, Real, Views};
+use super::{Gradients, OfOutput, Real, Views};
 use crate::ops::WantedGradients;
 
 /// The wanted gradients from the cotangents of output and final state; a missing cotangent is zero. `kept` is what [`forward`]
-/// kept every [`KEEP_EVERY`] tokens; it runs again without.
+/// kept; it runs again without.
 pub(crate) fn backward<T: Real>(
     inputs: &Views<T>,
-    kept: Option<ArrayView4<T>>,
+    kept: Option<ArrayView2<T>>,
     d_o: OfOutput<T>,
     d_final_state: Option<ArrayView4<T>>,
     scale: f64,
@@ -22,11 +22,9 @@ pub(crate) fn backward<T: Real>(
     let (batch, time, heads, key_dim) = inputs.q.dim();
     let (_, _, value_heads, value_dim) = inputs.v.dim();
     let (lanes, group) = (batch * value_heads, value_heads / heads);
-    let again = match &kept {
-        None if time > KEEP_EVERY => forward(inputs, scale, Some(KEEP_EVERY)).kept,
-        _ => None,
-    };
-    let kept = kept.or(again.as_ref().map(|kept| kept.view()));
+    let again = if kept.is_none() { forward(inputs, scale, true).kept } else { None };
+    let kept = kept.or(again.as_ref().map(|kept| kept.view())).expect("kept just now");
+    let (states_shape, errors_shape) = inputs.kept_shapes();
 
     // Of queries and keys as each value head reads them.
     let per_value_head = || zeros::<T, _>([batch, time, value_heads, key_dim]);
@@ -51,14 +49,16 @@ pub(crate) fn backward<T: Real>(
         });
         let tasks = (0..lanes).map(|lane| {
             let (b, hv) = (lane / value_heads, lane % value_heads);
+            let (states, errors) =
+                kept.index_axis_move(Axis(0), lane).split_at(Axis(0), states_shape.0 * key_dim * value_dim);
             Lane {
                 q: inputs.q.slice(s![b, .., hv / group, ..]),
                 k: inputs.k.slice(s![b, .., hv / group, ..]),
-                v: inputs.v.slice(s![b, .., hv, ..]),
                 g: inputs.g.slice(s![b, .., hv, ..]),
                 beta: inputs.beta.slice(s![b, .., hv]),
                 state: inputs.initial_state.as_ref().map(|state| state.slice(s![b, hv, .., ..])),
-                kept: kept.as_ref().map(|kept| kept.slice(s![.., lane, .., ..])),
+                kept: states.into_shape_with_order(states_shape).expect("so many numbers"),
+                errors: errors.into_shape_with_order(errors_shape).expect("so many numbers"),
                 d_o: d_o.as_ref().map(|d_o| d_o.slice(s![b, .., hv, ..])),
                 d_final_state: d_final_state.as_ref().map(|d_state| d_state.slice(s![b, hv, .., ..])),
                 scale: T::from(scale).expect("a float"),

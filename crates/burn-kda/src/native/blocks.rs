@@ -1,6 +1,6 @@
 //! A matrix in blocks of columns.
 
-use ndarray::{ArrayView2, ArrayViewMut2};
+use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use pulp::Simd;
 
 use super::Real;
@@ -46,6 +46,35 @@ impl<T: Real, S: Simd> Blocks<T, S> {
                 *pair = block[d].0;
             }
             paste(&self.row[..values.len()], values);
+        }
+    }
+
+    /// Of a matrix whose first rows are the columns.
+    #[inline(always)]
+    pub fn load_columns(&mut self, matrix: ArrayView2<T>) {
+        load_columns::<T, S>(matrix, self.pairs.chunks_exact_mut(self.height));
+    }
+
+    #[inline(always)]
+    pub fn store_columns(&self, mut matrix: ArrayViewMut2<T>) {
+        let rows = matrix.axis_chunks_iter_mut(Axis(0), 2 * T::lanes::<S>());
+        for (mut rows, block) in rows.zip(self.pairs.chunks_exact(self.height)) {
+            for (lane, row) in rows.rows_mut().into_iter().enumerate() {
+                row.into_iter().zip(block).for_each(|(x, pair)| *x = T::scalars::<S>(&pair.0)[lane]);
+            }
+        }
+    }
+}
+
+/// The first rows of a matrix as the columns of blocks.
+#[inline(always)]
+pub(super) fn load_columns<'a, T: Real, S: Simd>(
+    matrix: ArrayView2<T>,
+    blocks: impl Iterator<Item = &'a mut [Pair<T::Vector<S>>]>,
+) {
+    for (rows, block) in matrix.axis_chunks_iter(Axis(0), 2 * T::lanes::<S>()).zip(blocks) {
+        for (lane, row) in rows.rows().into_iter().enumerate() {
+            row.iter().zip(&mut *block).for_each(|(&x, pair)| T::scalars_mut::<S>(&mut pair.0)[lane] = x);
         }
     }
 }

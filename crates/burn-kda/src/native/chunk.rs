@@ -147,7 +147,8 @@ impl<T: Real> Chunk<T> {
         T::decays::<FMA>(total, rest, carry, &mut self.decay);
     }
 
-    /// The writes of a block of columns from its state before the chunk and its values, and its outputs.
+    /// The writes of a block of columns from its state before the chunk and its values, its outputs and, if wanted, the errors
+    /// of what the state predicts.
     #[inline(always)]
     pub fn solve<S: Simd>(
         &self,
@@ -155,6 +156,7 @@ impl<T: Real> Chunk<T> {
         block: &[Pair<T::Vector<S>>],
         v: impl Fn(usize) -> [T::Vector<S>; 2],
         mut o: impl FnMut(usize, [T::Vector<S>; 2]),
+        errors: Option<impl FnMut(usize, [T::Vector<S>; 2])>,
     ) -> [Pair<T::Vector<S>>; CHUNK] {
         let zero = T::splat(simd, T::zero());
         let read = self.read(simd, block);
@@ -181,6 +183,15 @@ impl<T: Real> Chunk<T> {
                 out = out.add::<S, T>(simd, see, u);
             }
             o(i, out.0);
+        }
+        if let Some(mut errors) = errors {
+            for i in 0..self.tokens {
+                let mut error = Pair(v(i)).sub::<S, T>(simd, read[i]);
+                for (&u, &meet) in u.iter().zip(&self.meet[i][..i]) {
+                    error = error.add::<S, T>(simd, meet, u);
+                }
+                errors(i, error.0);
+            }
         }
         u
     }

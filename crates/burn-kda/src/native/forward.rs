@@ -13,9 +13,8 @@ const COLUMNS: usize = 64;
 /// Tasks that take turns at most: a state is fetched again for every turn.
 const GROUP: usize = 16;
 
-/// Output, final state and, if asked for, the states before every `keep_every`th token, a multiple of
-/// [`SEGMENT`](super::task::SEGMENT).
-pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep_every: Option<usize>) -> Outputs<T> {
+/// Output, final state and, if asked for, what the backward pass would compute again.
+pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep: bool) -> Outputs<T> {
     let (batch, time, heads, key_dim) = inputs.q.dim();
     let (_, _, value_heads, value_dim) = inputs.v.dim();
     let lanes = batch * value_heads;
@@ -24,9 +23,9 @@ pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep_every: Option
 
     let mut o = zeros([batch, time, value_heads, value_dim]);
     let mut final_state = zeros([batch, value_heads, key_dim, value_dim]);
-    let keep_every = keep_every.filter(|&every| every < time);
-    let kept_states = keep_every.map_or(0, |every| (time - 1) / every);
-    let mut kept = zeros([kept_states, lanes, key_dim, value_dim]);
+    let (states_shape, errors_shape) = inputs.kept_shapes();
+    let of_states = states_shape.0 * key_dim * value_dim;
+    let mut kept = keep.then(|| zeros([lanes, of_states + time * value_dim]));
 
     let threads = rayon::current_num_threads();
     let columns = if threads == 1 || lanes >= 4 * threads { value_dim } else { COLUMNS };
@@ -37,28 +36,32 @@ pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep_every: Option
     let final_parts = cut(final_state.view_mut(), Axis(0), 1)
         .flat_map(|state| cut(state, Axis(1), 1))
         .flat_map(|state| cut(state, Axis(3), columns));
-    let kept_parts = cut(kept.view_mut(), Axis(1), 1).flat_map(|states| cut(states, Axis(3), columns));
-    let tasks = ((0..lanes).flat_map(parts).zip(o_parts).zip(final_parts).zip(kept_parts)).map(
-        |((((l, part), o), final_state), kept)| {
-            let (b, hv) = lane(l);
-            Task {
-                q: inputs.q.slice(s![b, .., hv / group, ..]),
-                k: inputs.k.slice(s![b, .., hv / group, ..]),
-                v: inputs.v.slice(s![b, .., hv, part.clone()]),
-                g: inputs.g.slice(s![b, .., hv, ..]),
-                beta: inputs.beta.slice(s![b, .., hv]),
-                state: inputs.initial_state.as_ref().map(|state| state.slice(s![b, hv, .., part])),
-                scale,
-                keep_every: keep_every.unwrap_or(time),
-                o: o.slice_move(s![0, .., 0, ..]),
-                final_state: final_state.slice_move(s![0, 0, .., ..]),
-                kept: kept.slice_move(s![.., 0, .., ..]),
-            }
-        },
-    );
+    let mut kept_parts = kept.iter_mut().flat_map(|kept| kept.rows_mut()).flat_map(|kept| {
+        let (states, errors) = kept.split_at(Axis(0), of_states);
+        let states = states.into_shape_with_order(states_shape).expect("so many numbers");
+        let errors = errors.into_shape_with_order(errors_shape).expect("so many numbers");
+        cut(states, Axis(2), columns).zip(cut(errors, Axis(1), columns))
+    });
+    let tasks = ((0..lanes).flat_map(parts).zip(o_parts).zip(final_parts)).map(|(((l, part), o), final_state)| {
+        let (b, hv) = lane(l);
+        Task {
+            q: inputs.q.slice(s![b, .., hv / group, ..]),
+            k: inputs.k.slice(s![b, .., hv / group, ..]),
+            v: inputs.v.slice(s![b, .., hv, part.clone()]),
+            g: inputs.g.slice(s![b, .., hv, ..]),
+            beta: inputs.beta.slice(s![b, .., hv]),
+            state: inputs.initial_state.as_ref().map(|state| state.slice(s![b, hv, .., part])),
+            scale,
+            o: o.slice_move(s![0, .., 0, ..]),
+            final_state: final_state.slice_move(s![0, 0, .., ..]),
+            kept: kept_parts.next(),
+        }
+    });
     let count = lanes * value_dim.div_ceil(columns);
-    run_all(groups(tasks, count, Group), lanes * time * key_dim * value_dim);
-    Outputs { o, final_state, kept: (kept_states > 0).then_some(kept) }
+    let groups = groups(tasks, count, Group);
+    drop(kept_parts);
+    run_all(groups, lanes * time * key_dim * value_dim);
+    Outputs { o, final_state, kept }
 }
 
 /// Tasks that take turns, `count` all in all, in as few groups as give each thread the same. With more, a thread that comes

@@ -1,20 +1,19 @@
 //! Gradients of one recurrence, from its last token to its first.
 //!
-//! Segments of [`KEEP_EVERY`] tokens, from the last to the first. In each, one block of columns after the other goes
-//! forward again, leaving its state before every chunk, and back.
+//! Segments of [`KEEP_EVERY`] tokens, from the last to the first. In each, the state goes forward again, from the one that was
+//! kept and with the errors that were kept, and leaves itself before every chunk; then its cotangent comes back.
 
 use std::ops::Range;
 
-use ndarray::{ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, ArrayViewMut2, Axis, s};
+use ndarray::{ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, ArrayViewMut2, Axis};
 use pulp::Simd;
 
-use super::adjoint::{Sums, Transposed, Within};
-use super::blocks::Blocks;
-use super::by_token::Values;
+use super::adjoint::{Adjoint, Rows, block};
+use super::blocks::{Blocks, load_columns};
 use super::chunk::{CHUNK, Chunk, Token};
 use super::prefetch::prefetch;
-use super::rows::{copy, paste};
-use super::tile::{Pair, padded, update_to};
+use super::rows::{Aligned, copy, paste};
+use super::tile::{Pair, padded, update_columns_to};
 use super::work::Work;
 use super::{KEEP_EVERY, Real};
 
@@ -22,16 +21,15 @@ pub(super) struct Lane<'a, T> {
     /// `[T, K]`.
     pub q: ArrayView2<'a, T>,
     pub k: ArrayView2<'a, T>,
-    /// `[T, V]`.
-    pub v: ArrayView2<'a, T>,
     /// `[T, K]`.
     pub g: ArrayView2<'a, T>,
     /// `[T]`.
     pub beta: ArrayView1<'a, T>,
     /// `[K, V]`.
     pub state: Option<ArrayView2<'a, T>>,
-    /// `[N, K, V]`.
-    pub kept: Option<ArrayView3<'a, T>>,
+    /// As the forward pass kept them, `[N, K, V]` and `[T, V]`.
+    pub kept: ArrayView3<'a, T>,
+    pub errors: ArrayView2<'a, T>,
     /// `[T, V]`.
     pub d_o: Option<ArrayView2<'a, T>>,
     /// `[K, V]`.
@@ -55,13 +53,15 @@ impl<T: Real> Work for Group<'_, T> {
     #[inline(always)]
     fn run<S: Simd, const FMA: bool>(mut self, simd: S) {
         let (time, key_dim) = self.0[0].q.dim();
-        let value_dim = self.0[0].v.ncols();
-        let width = padded::<S, T>(key_dim);
-        let mut scratch = Scratch::<T, S>::new(simd, KEEP_EVERY.min(time).div_ceil(CHUNK), width, value_dim);
+        let value_dim = self.0[0].errors.ncols();
+        // Whole blocks of key channels.
+        let width = padded::<S, T>(key_dim).next_multiple_of(2 * T::lanes::<S>());
+        let height = padded::<S, T>(value_dim);
+        let mut scratch = Scratch::<T, S>::new(simd, KEEP_EVERY.min(time).div_ceil(CHUNK), width, height);
         let d_states = self.0.iter().map(|lane| {
-            let mut d_state = Blocks::zeros(simd, width, value_dim);
+            let mut d_state = Blocks::zeros(simd, height, key_dim);
             if let Some(d_final_state) = lane.d_final_state {
-                d_state.load(d_final_state);
+                d_state.load_columns(d_final_state);
             }
             d_state
         });
@@ -75,9 +75,9 @@ impl<T: Real> Work for Group<'_, T> {
                 lane.segment::<S, FMA>(simd, start..time.min(start + KEEP_EVERY), d_state, next, &mut scratch);
             }
         }
-        for (lane, mut d_state) in self.0.into_iter().zip(d_states) {
+        for (lane, d_state) in self.0.into_iter().zip(d_states) {
             if let Some(gradient) = lane.d_state {
-                d_state.store(gradient);
+                d_state.store_columns(gradient);
             }
         }
     }
@@ -86,37 +86,30 @@ impl<T: Real> Work for Group<'_, T> {
 /// Of a segment.
 struct Scratch<T: Real, S: Simd> {
     chunks: Vec<Chunk<T>>,
-    sums: Vec<Sums<T, S>>,
-    within: Within<T>,
-    transposed: Transposed<T>,
-    /// Before the segment.
-    state: Blocks<T, S>,
-    /// Of one block, before each chunk, and what its tokens write.
+    adjoint: Adjoint<T>,
+    rows: Rows<T>,
+    /// `V`, padded.
+    height: usize,
+    /// What the tokens write and its errors, `[chunks, CHUNK, V]`.
+    u: Aligned<T>,
+    errors: Aligned<T>,
+    /// The state before each chunk, `[blocks, chunks, V]`.
     before: Vec<Pair<T::Vector<S>>>,
-    writes: Vec<[Values<T, S>; 2]>,
-    /// `[tokens, V]`.
-    v: Blocks<T, S>,
-    d_o: Blocks<T, S>,
-    dv: Blocks<T, S>,
     carry: Vec<T>,
 }
 
 impl<T: Real, S: Simd> Scratch<T, S> {
     /// Of so many chunks.
-    fn new(simd: S, count: usize, width: usize, value_dim: usize) -> Self {
-        let values = || Blocks::zeros(simd, count * CHUNK, value_dim);
-        let zero = Pair([T::splat(simd, T::zero()); 2]);
+    fn new(simd: S, count: usize, width: usize, height: usize) -> Self {
+        let blocks = width / (2 * T::lanes::<S>());
         Self {
             chunks: (0..count).map(|_| Chunk::new(width)).collect(),
-            sums: (0..count).map(|_| Sums::new(simd, width)).collect(),
-            within: Within::new(width),
-            transposed: Transposed::new::<S>(),
-            state: Blocks::zeros(simd, width, value_dim),
-            before: vec![zero; count * width],
-            writes: vec![[[zero; CHUNK]; 2]; count],
-            v: values(),
-            d_o: values(),
-            dv: values(),
+            adjoint: Adjoint::new::<S>(height),
+            rows: Rows::new(width),
+            height,
+            u: Aligned::zeros(count * CHUNK * height),
+            errors: Aligned::zeros(count * CHUNK * height),
+            before: vec![Pair([T::splat(simd, T::zero()); 2]); blocks * count * height],
             carry: vec![T::zero(); width],
         }
     }
@@ -131,7 +124,7 @@ impl<T: Real> Lane<'_, T> {
 
     #[inline(always)]
     fn prefetch(&self, t: usize) {
-        for row in [self.q.row(t), self.k.row(t), self.g.row(t), self.v.row(t)] {
+        for row in [self.q.row(t), self.k.row(t), self.g.row(t), self.errors.row(t)] {
             prefetch(row);
         }
         if let Some(of_output) = self.of_output() {
@@ -150,80 +143,97 @@ impl<T: Real> Lane<'_, T> {
         next: Option<(&Self, usize)>,
         scratch: &mut Scratch<T, S>,
     ) {
-        let Scratch { chunks, sums, within, transposed, state, before, writes, v, d_o, dv, carry } = scratch;
-        let (key_dim, width, start) = (self.q.ncols(), state.height, tokens.start);
+        let Scratch { chunks, adjoint, rows, height, u, errors, before, carry } = scratch;
+        let (key_dim, value_dim) = (self.q.ncols(), self.errors.ncols());
+        let (start, height, most) = (tokens.start, *height, chunks.len());
+        let (width, size) = (carry.len(), CHUNK * height);
         let used = tokens.len().div_ceil(CHUNK);
         let of_chunk = |c: usize| start + c * CHUNK..tokens.end.min(start + (c + 1) * CHUNK);
 
         carry.fill(T::zero());
-        for ((c, chunk), sums) in (0..used).zip(&mut *chunks).zip(&mut *sums) {
+        let values = u.chunks_exact_mut(size).zip(errors.chunks_exact_mut(size));
+        for ((c, chunk), (u, errors)) in (0..used).zip(&mut *chunks).zip(values) {
             let inputs =
                 of_chunk(c).map(|t| Token { q: self.q.row(t), k: self.k.row(t), g: self.g.row(t), beta: self.beta[t] });
             chunk.prepare::<S, FMA>(simd, inputs, self.scale, carry);
-            sums.reset(simd);
+            for (t, errors) in of_chunk(c).zip(errors.chunks_exact_mut(height)) {
+                copy(self.errors.row(t), &mut errors[..value_dim]);
+            }
+            errors[chunk.tokens * height..].fill(T::zero());
+            for ((u, errors), &beta) in u.chunks_exact_mut(height).zip(errors.chunks_exact(height)).zip(&chunk.beta) {
+                let beta = T::splat(simd, beta);
+                for (u, &error) in T::vectors_mut::<S>(u).iter_mut().zip(T::vectors::<S>(errors)) {
+                    *u = T::vector_mul(simd, beta, error);
+                }
+            }
         }
-        // A segment with fewer tokens than others is the last one, and the first here: what follows them is still zero.
-        v.load(self.v.slice(s![tokens.clone(), ..]));
-        if let Some(of_output) = self.of_output() {
-            d_o.load(of_output.slice(s![tokens.clone(), ..]));
+        let (u, errors) = (|c: usize| &u[c * size..][..size], |c: usize| &errors[c * size..][..size]);
+
+        let states = before.chunks_exact_mut(most * height);
+        let first = states.map(|states| &mut states[..height]);
+        match &self.state {
+            _ if start > 0 => load_columns::<T, S>(self.kept.index_axis(Axis(0), start / KEEP_EVERY - 1), first),
+            Some(state) => load_columns::<T, S>(state.view(), first),
+            None => first.for_each(|state| state.fill(Pair([T::splat(simd, T::zero()); 2]))),
         }
-        match (&self.kept, &self.state) {
-            (Some(kept), _) if start > 0 => state.load(kept.index_axis(Axis(0), start / KEEP_EVERY - 1)),
-            (_, Some(state_before)) => state.load(state_before.view()),
-            _ => state.pairs.fill(Pair([T::splat(simd, T::zero()); 2])),
+        for (b, states) in before.chunks_exact_mut(most * height).enumerate() {
+            for (c, chunk) in chunks[..used - 1].iter().enumerate() {
+                let (state, next) = states[c * height..].split_at_mut(height);
+                let ([decay], writes) = (block(simd, &chunk.decay, b), block::<_, _, CHUNK>(simd, &chunk.writes, b));
+                update_columns_to(simd, decay, u(c), &writes, state, &mut next[..height]);
+            }
         }
 
         let (upcoming, mut ahead) = match next {
-            Some((lane, first)) => (lane, first..lane.q.nrows().min(first + KEEP_EVERY)),
-            None => (&*self, start.saturating_sub(KEEP_EVERY)..start),
+            Some((lane, first)) => (Some(lane), first..lane.q.nrows().min(first + KEEP_EVERY)),
+            None => (None, start.saturating_sub(KEEP_EVERY)..start),
         };
-        let at_once = ahead.len().div_ceil(used * (d_state.pairs.len() / width));
-        let rows = v.height;
-        let values = v.pairs.chunks_exact(rows).zip(d_o.pairs.chunks_exact(rows)).zip(dv.pairs.chunks_exact_mut(rows));
-        let states = state.pairs.chunks_exact(width).zip(d_state.pairs.chunks_exact_mut(width));
-        for ((state, d_state), ((v, d_o), dv)) in states.zip(values) {
-            let [v, d_o] = [v, d_o].map(|x| x.as_chunks::<CHUNK>().0);
-            before[..width].copy_from_slice(state);
-            for (c, chunk) in chunks[..used].iter().enumerate() {
-                let (state, after) = before[c * width..].split_at_mut(width);
-                writes[c] = chunk.errors(simd, state, &v[c]);
-                if c + 1 < used {
-                    update_to(simd, &chunk.decay, &chunk.writes, &writes[c][0], state, &mut after[..width]);
-                }
-            }
-            let chunks = chunks[..used].iter().zip(&mut *sums).zip(dv.as_chunks_mut::<CHUNK>().0);
-            for (c, ((chunk, sums), dv)) in chunks.enumerate().rev() {
-                ahead.by_ref().take(at_once).for_each(|t| upcoming.prefetch(t));
-                let before = &before[c * width..][..width];
-                let [u, errors] = &writes[c];
-                *dv = chunk.block_back(simd, before, d_state, [u, errors, &d_o[c]], sums, transposed);
-            }
+        let at_once = ahead.len().div_ceil(used);
+        adjoint.reset();
+        for (b, d_state) in d_state.pairs.chunks_exact(height).enumerate() {
+            adjoint.of_state(simd, &chunks[used - 1], b, d_state);
         }
-
-        for (c, (chunk, sums)) in chunks[..used].iter().zip(&*sums).enumerate() {
-            for rows in [&mut within.q, &mut within.k] {
-                rows.fill(T::zero());
+        for (c, chunk) in chunks[..used].iter().enumerate().rev() {
+            ahead.by_ref().take(at_once).for_each(|t| upcoming.unwrap_or(self).prefetch(t));
+            let d_o = &mut adjoint.cotangents[size..];
+            d_o.fill(T::zero());
+            if let Some(of_output) = self.of_output() {
+                for (t, d_o) in of_chunk(c).zip(d_o.chunks_exact_mut(height)) {
+                    copy(of_output.row(t), &mut d_o[..value_dim]);
+                }
             }
             for (i, t) in of_chunk(c).enumerate() {
                 let row = i * width..i * width + key_dim;
-                copy(self.q.row(t), &mut within.q[row.clone()]);
-                copy(self.k.row(t), &mut within.k[row]);
+                copy(self.q.row(t), &mut rows.q[row.clone()]);
+                copy(self.k.row(t), &mut rows.k[row]);
             }
-            within.back(simd, chunk, sums, self.scale);
+            for rows in [&mut rows.q, &mut rows.k] {
+                rows[chunk.tokens * width..].fill(T::zero());
+            }
+            adjoint.solve(simd, chunk, u(c), errors(c), self.scale);
+            adjoint.reset();
+            for (b, d_state) in d_state.pairs.chunks_exact_mut(height).enumerate() {
+                let before = &before[(b * most + c) * height..][..height];
+                adjoint.of_keys(simd, chunk, b, u(c), before, d_state, rows, self.scale);
+                // While the block is in the first cache.
+                if c > 0 {
+                    adjoint.of_state(simd, &chunks[c - 1], b, d_state);
+                }
+            }
             for (i, t) in of_chunk(c).enumerate() {
-                let of_keys = [(&within.dq, &mut self.dq), (&within.dk, &mut self.dk), (&within.dg, &mut self.dg)];
+                let of_keys = [(&rows.dq, &mut self.dq), (&rows.dk, &mut self.dk), (&rows.dg, &mut self.dg)];
                 for (rows, gradient) in of_keys {
                     if let Some(gradient) = gradient {
                         paste(&rows[i * width..][..key_dim], gradient.row_mut(t));
                     }
                 }
+                if let Some(gradient) = &mut self.dv {
+                    paste(&adjoint.dv[i * height..][..value_dim], gradient.row_mut(t));
+                }
                 if let Some(gradient) = &mut self.d_beta {
-                    gradient[t] = within.d_beta[i];
+                    gradient[t] = adjoint.d_beta[i];
                 }
             }
-        }
-        if let Some(gradient) = &mut self.dv {
-            dv.store(gradient.slice_mut(s![tokens, ..]));
         }
     }
 }

@@ -30,10 +30,13 @@ pub(crate) use forward::forward;
 pub(crate) use real::Real;
 pub(crate) use step::step;
 
-use ndarray::{Array3, Array4, ArrayBase, ArrayView3, ArrayView4, ArrayViewD, ArrayViewMut4, Ix3, Ix4, IxDyn, RawData};
+use ndarray::{
+    Array2, Array3, Array4, ArrayBase, ArrayView3, ArrayView4, ArrayViewD, ArrayViewMut4, Ix3, Ix4, IxDyn, RawData,
+};
 
-/// The forward pass keeps the state before every so many tokens, where the backward pass starts again.
-pub(crate) const KEEP_EVERY: usize = 64;
+/// The forward pass keeps the state before every so many tokens, where the backward pass starts again; heads of one thread take
+/// turns at as many.
+const KEEP_EVERY: usize = 64;
 
 /// The inputs of the operator in place, with whatever strides they have; shapes as [`KdaInput`](crate::KdaInput).
 pub(crate) struct Views<'a, T> {
@@ -52,8 +55,9 @@ pub(crate) struct Outputs<T> {
     pub o: Array4<T>,
     /// `[B, HV, K, V]`.
     pub final_state: Array4<T>,
-    /// The states before the tokens `n * keep_every`, `n >= 1`: `[N, B * HV, K, V]`.
-    pub kept: Option<Array4<T>>,
+    /// For the backward pass, if it was asked for: of each of the `B HV` recurrences the states before the tokens
+    /// `n * KEEP_EVERY`, `n >= 1`, `[N, K, V]`, then of every token the error of what the state predicts, `[T, V]`.
+    pub kept: Option<Array2<T>>,
 }
 
 /// The cotangent of the output, `[B, T, HV, V]`.
@@ -85,6 +89,13 @@ impl<'a, T> Views<'a, T> {
             beta: beta.into_dimensionality::<Ix3>().expect("a checked shape"),
             initial_state: initial_state.map(four),
         }
+    }
+
+    /// The shapes of states and errors in a part of [`Outputs::kept`].
+    fn kept_shapes(&self) -> ((usize, usize, usize), (usize, usize)) {
+        let (_, time, _, key_dim) = self.q.dim();
+        let value_dim = self.v.dim().3;
+        (((time - 1) / KEEP_EVERY, key_dim, value_dim), (time, value_dim))
     }
 
     /// `[B, HV, K, V]`.

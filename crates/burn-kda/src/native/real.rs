@@ -26,6 +26,9 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
     /// The numbers of some vectors.
     fn scalars<S: Simd>(x: &[Self::Vector<S>]) -> &[Self];
 
+    /// The numbers of some vectors.
+    fn scalars_mut<S: Simd>(x: &mut [Self::Vector<S>]) -> &mut [Self];
+
     /// Numbers in a [`Vector`](Self::Vector).
     fn lanes<S: Simd>() -> usize;
 
@@ -75,6 +78,11 @@ macro_rules! vectors {
         #[inline(always)]
         fn scalars<S: Simd>(x: &[Self::Vector<S>]) -> &[Self] {
             pulp::bytemuck::cast_slice(x)
+        }
+
+        #[inline(always)]
+        fn scalars_mut<S: Simd>(x: &mut [Self::Vector<S>]) -> &mut [Self] {
+            pulp::bytemuck::cast_slice_mut(x)
         }
 
         #[inline(always)]

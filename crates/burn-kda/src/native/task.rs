@@ -3,16 +3,13 @@
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, ArrayViewMut3, Axis};
 use pulp::Simd;
 
-use super::Real;
 use super::blocks::Blocks;
 use super::chunk::{CHUNK, Chunk, Token};
 use super::prefetch::prefetch;
 use super::rows::{Aligned, copy, paste};
 use super::tile::{padded, update};
 use super::work::Work;
-
-/// Tokens between turns of the heads of a [`Group`].
-pub(super) const SEGMENT: usize = 64;
+use super::{KEEP_EVERY, Real};
 
 pub(super) struct Task<'a, T> {
     /// `[T, K]`.
@@ -27,17 +24,15 @@ pub(super) struct Task<'a, T> {
     /// `[K, V]`.
     pub state: Option<ArrayView2<'a, T>>,
     pub scale: T,
-    /// A multiple of [`SEGMENT`].
-    pub keep_every: usize,
     /// `[T, V]`.
     pub o: ArrayViewMut2<'a, T>,
     /// `[K, V]`.
     pub final_state: ArrayViewMut2<'a, T>,
-    /// `[N, K, V]`.
-    pub kept: ArrayViewMut3<'a, T>,
+    /// [`Outputs::kept`](super::Outputs::kept): `[N, K, V]` and `[T, V]`.
+    pub kept: Option<(ArrayViewMut3<'a, T>, ArrayViewMut2<'a, T>)>,
 }
 
-/// Tasks of one thread. They take turns at a segment of tokens: in memory the heads of a token lie side by side, and the
+/// Tasks of one thread. They take turns at [`KEEP_EVERY`] tokens: in memory the heads of a token lie side by side, and the
 /// tokens of a head pages apart.
 pub(super) struct Group<'a, T>(pub Vec<Task<'a, T>>);
 
@@ -57,12 +52,12 @@ impl<T: Real> Work for Group<'_, T> {
             state
         });
         let mut states: Vec<_> = states.collect();
-        for start in (0..time).step_by(SEGMENT) {
+        for start in (0..time).step_by(KEEP_EVERY) {
             for (task, state) in self.0.iter_mut().zip(&mut states) {
-                if start > 0 && start % task.keep_every == 0 {
-                    state.blocks.store(task.kept.index_axis_mut(Axis(0), start / task.keep_every - 1));
+                if let Some((kept, _)) = task.kept.as_mut().filter(|_| start > 0) {
+                    state.blocks.store(kept.index_axis_mut(Axis(0), start / KEEP_EVERY - 1));
                 }
-                for start in (start..time.min(start + SEGMENT)).step_by(CHUNK) {
+                for start in (start..time.min(start + KEEP_EVERY)).step_by(CHUNK) {
                     task.advance::<S, FMA>(simd, start, state, &mut scratch);
                 }
             }
@@ -98,12 +93,13 @@ struct Scratch<T> {
     /// `[CHUNK, V]`, padded: rows lie far apart in memory, so each is passed at once.
     v: Aligned<T>,
     o: Aligned<T>,
+    errors: Aligned<T>,
 }
 
 impl<T: Real> Scratch<T> {
     fn new(width: usize, columns: usize) -> Self {
         let values = || Aligned::zeros(CHUNK * columns);
-        Self { chunk: Chunk::new(width), v: values(), o: values() }
+        Self { chunk: Chunk::new(width), v: values(), o: values(), errors: values() }
     }
 }
 
@@ -118,7 +114,7 @@ impl<T: Real> Task<'_, T> {
         scratch: &mut Scratch<T>,
     ) {
         let (time, columns) = self.v.dim();
-        let Scratch { chunk, v, o } = scratch;
+        let Scratch { chunk, v, o, errors } = scratch;
         let padded = v.len() / CHUNK;
         let tokens = start..time.min(start + CHUNK);
         let inputs =
@@ -136,14 +132,20 @@ impl<T: Real> Task<'_, T> {
                 }
             }
             let at = |n: usize| n * padded / T::lanes::<S>() + 2 * i;
-            let (v, o) = (T::vectors::<S>(v), T::vectors_mut::<S>(o));
+            let (v, o, errors) = (T::vectors::<S>(v), T::vectors_mut::<S>(o), T::vectors_mut::<S>(errors));
             let v = |n| [v[at(n)], v[at(n) + 1]];
             let o = |n, out: [_; 2]| o[at(n)..][..2].copy_from_slice(&out);
-            let u = chunk.solve(simd, block, v, o);
+            let error = |n, error: [_; 2]| errors[at(n)..][..2].copy_from_slice(&error);
+            let u = chunk.solve(simd, block, v, o, self.kept.is_some().then_some(error));
             update(simd, &chunk.decay, &chunk.writes, &u[..chunk.tokens], block);
         }
-        for (t, o) in tokens.zip(o.chunks_exact(padded)) {
+        for (t, o) in tokens.clone().zip(o.chunks_exact(padded)) {
             paste(&o[..columns], self.o.row_mut(t));
+        }
+        if let Some((_, kept)) = &mut self.kept {
+            for (t, errors) in tokens.zip(errors.chunks_exact(padded)) {
+                paste(&errors[..columns], kept.row_mut(t));
+            }
         }
     }
 }

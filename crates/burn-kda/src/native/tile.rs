@@ -30,6 +30,13 @@ impl<V: Copy> Pair<V> {
         let (Self([a, b]), Self([x, y])) = (self, x);
         Self([T::vector_sub(simd, a, x), T::vector_sub(simd, b, y)])
     }
+
+    /// `self + a x`, lane by lane.
+    #[inline(always)]
+    pub fn add_product<S: Simd, T: Real<Vector<S> = V>>(self, simd: S, a: Self, x: Self) -> Self {
+        let (Self(sum), Self(a), Self(x)) = (self, a, x);
+        Self([T::vector_mul_add(simd, a[0], x[0], sum[0]), T::vector_mul_add(simd, a[1], x[1], sum[1])])
+    }
 }
 
 /// `dim` padded to whole vectors and tiles.
@@ -79,22 +86,40 @@ pub(super) fn update<S: Simd, T: Real>(
     }
 }
 
-/// [`update`] of a block to one elsewhere.
+/// `block <- block diag(decay) + rows^T u`: as [`update`] where it is the columns that decay.
 #[inline(always)]
-pub(super) fn update_to<S: Simd, T: Real>(
+pub(super) fn update_columns<S: Simd, T: Real>(
     simd: S,
-    decay: &[T],
+    decay: Pair<T::Vector<S>>,
+    rows: &[T],
+    u: &[Pair<T::Vector<S>>],
+    block: &mut [Pair<T::Vector<S>>],
+) {
+    let width = block.len();
+    for (t, tile) in block.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
+        let new = outer::<S, T>(simd, rows, width, u, t);
+        for r in 0..ROWS {
+            tile[r] = new[r].add_product::<S, T>(simd, decay, tile[r]);
+        }
+    }
+}
+
+/// [`update_columns`] of a block to one elsewhere.
+#[inline(always)]
+pub(super) fn update_columns_to<S: Simd, T: Real>(
+    simd: S,
+    decay: Pair<T::Vector<S>>,
     rows: &[T],
     u: &[Pair<T::Vector<S>>],
     block: &[Pair<T::Vector<S>>],
     to: &mut [Pair<T::Vector<S>>],
 ) {
     let width = block.len();
-    let tiles = block.as_chunks::<ROWS>().0.iter().zip(to.as_chunks_mut::<ROWS>().0).zip(decay.as_chunks::<ROWS>().0);
-    for (t, ((tile, to), decay)) in tiles.enumerate() {
+    let tiles = block.as_chunks::<ROWS>().0.iter().zip(to.as_chunks_mut::<ROWS>().0);
+    for (t, (tile, to)) in tiles.enumerate() {
         let new = outer::<S, T>(simd, rows, width, u, t);
         for r in 0..ROWS {
-            to[r] = new[r].add::<S, T>(simd, decay[r], tile[r]);
+            to[r] = new[r].add_product::<S, T>(simd, decay, tile[r]);
         }
     }
 }
