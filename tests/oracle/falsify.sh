@@ -304,7 +304,7 @@ mutant native_sums_over_every_other_column native/by_token.rs \
 suite=gradients mutant native_rounding_of_a_sum_of_decays_left_out native/chunk.rs \
     'T::vector_add(simd, *rest, error)' 'T::vector_mul(simd, *rest, error)'
 mutant native_kept_states_overwrite_the_first native/task.rs \
-    'task.kept.index_axis_mut(Axis(0), start / task.keep_every - 1)' 'task.kept.index_axis_mut(Axis(0), 0)'
+    'kept.index_axis_mut(Axis(0), start / KEEP_EVERY - 1)' 'kept.index_axis_mut(Axis(0), 0)'
 mutant native_tiles_grouped_heads native/forward.rs \
     'inputs.q.slice(s![b, .., hv / group, ..])' 'inputs.q.slice(s![b, .., hv % heads, ..])' \
     native/forward.rs \
@@ -318,43 +318,56 @@ mutant native_batch_starts_from_its_first_state native/forward.rs \
 
 # The kernels, backward.
 mutant native_output_cotangent_not_scaled native/adjoint.rs \
-    '*d_pair = scale * *d_pair;' ''
+    '*of_pair = scale * *of_pair' '{ let _ = of_pair; }'
 mutant native_dq_without_its_own_token native/adjoint.rs \
-    'dq[i] = fma(simd, by_query, key[i], dq[i]);' 'dq[i] = fma(simd, by_query, if i > j { key[i] } else { zero }, dq[i]);'
+    'dq[i] = fma(simd, all(self.of_pairs[i][CHUNK + i]), k[i], dq[i]);' ''
 mutant native_dq_without_the_state_before native/adjoint.rs \
-    'mul(simd, up_to[i], d_query[at])' 'mul(simd, zero, d_query[at])'
+    'mul(simd, product, d_query[i].0[m])' 'mul(simd, zero, d_query[i].0[m])'
 mutant native_dk_without_the_prediction native/adjoint.rs \
-    'dk[i] = mul(simd, up_to[i], d_key[at]);' 'dk[i] = mul(simd, zero, d_key[at]);'
+    'dk[i] = mul(simd, product, d_key[i].0[m]);' 'dk[i] = mul(simd, zero, d_key[i].0[m]);'
 mutant native_dk_without_the_write native/adjoint.rs \
-    'dk[j] = T::vector_add(simd, dk[j], d_key);' 'dk[j] = T::vector_add(simd, dk[j], T::vector_sub(simd, d_key, d_key));'
+    'dk[i] = T::vector_add(simd, dk[i], d_key);' 'dk[i] = T::vector_add(simd, dk[i], T::vector_sub(simd, d_key, d_key));'
 mutant native_dv_without_beta native/adjoint.rs \
-    'dv[i].0[m] = error;' 'dv[i].0[m] = sum[i];'
-mutant native_dbeta_of_the_writes native/adjoint.rs \
-    'errors[i].0[m] = error[i];' 'errors[i].0[m] = u[i].0[m];'
+    'dv[i * count + m] = error;' 'dv[i * count + m] = sum[i];'
+mutant native_dbeta_of_the_writes native/lane.rs \
+    'u(c), errors(c), self.scale' 'u(c), u(c), self.scale'
 mutant native_dg_without_the_reads native/adjoint.rs \
-    'sum = fma(simd, k[at], dk[i], fma(simd, q[at], dq[i], sum));' 'sum = fma(simd, k[at], dk[i], sum);'
+    'sum = fma(simd, k[i], dk[i], fma(simd, q[i], dq[i], sum));' 'sum = fma(simd, k[i], dk[i], sum);'
 mutant native_dg_without_the_pairs native/adjoint.rs \
-    'dg[i] = fma(simd, d_key, key[i], dg[i]);' 'dg[i] = fma(simd, zero, key[i], dg[i]);'
+    'dg[i] = fma(simd, d_key, keys[i][j], dg[i]);' 'dg[i] = fma(simd, zero, keys[i][j], dg[i]);'
 mutant native_dg_of_the_state_without_its_decay native/adjoint.rs \
-    '*d_decay = decay * T::total(simd, sum);' '*d_decay = (decay * T::zero() + T::one()) * T::total(simd, sum);'
+    'let d_decay = T::vector_mul(simd, decay[m], d_decay[m]);' 'let d_decay = d_decay[m];'
 mutant native_key_cotangent_does_not_decay native/adjoint.rs \
-    'd_key = mul(simd, d_key, a[at]);' ''
+    'd_keys[j] = mul(simd, d_key, a[i]);' 'd_keys[j] = d_key;'
 mutant native_state_cotangent_without_the_queries native/adjoint.rs \
-    'cotangents[CHUNK..].copy_from_slice(d_o);' ''
+    'update_columns(simd, Pair(decay), &self.cotangents, &reads, d_state);' \
+    'update_columns(simd, Pair(decay), &self.cotangents[..CHUNK * self.height], &reads[..CHUNK], d_state);'
 mutant native_state_cotangent_without_the_predictions native/adjoint.rs \
-    'cotangents[..CHUNK].copy_from_slice(&d_read);' ''
+    'update_columns(simd, Pair(decay), &self.cotangents, &reads, d_state);' \
+    'update_columns(simd, Pair(decay), &self.cotangents[CHUNK * self.height..], &reads[CHUNK..], d_state);'
 mutant native_kept_states_off_by_one_segment native/lane.rs \
     'start / KEEP_EVERY - 1' '(start / KEEP_EVERY).max(2) - 2'
 mutant native_segments_start_from_the_initial_state native/lane.rs \
-    '(Some(kept), _) if start > 0 =>' '(Some(kept), _) if start > time =>'
+    '(start > 0).then(|| self.kept' '(start > self.kept.len() + KEEP_EVERY).then(|| self.kept'
 mutant native_cotangent_in_place_of_its_gradient_ignored native/lane.rs \
     'if self.in_place {' 'if self.in_place && tokens.start > tokens.end {'
+mutant native_sums_of_the_chunk_before native/lane.rs \
+    'self.scale);
+            adjoint.reset();' 'self.scale);'
 mutant native_sums_of_the_segment_before native/lane.rs \
-    'sums.reset(simd);' ''
-mutant native_recurrence_without_states_between_segments native/backward.rs \
-    'forward(inputs, scale, Some(KEEP_EVERY)).kept' 'forward(inputs, scale, None).kept'
+    'adjoint.reset();
+        for' 'for'
+mutant native_pairs_of_the_chunk_before native/adjoint.rs \
+    'self.pairs.numbers.fill(T::zero());' ''
+mutant native_kept_errors_without_earlier_tokens native/chunk.rs \
+    'error = error.add::<S, T>(simd, meet, u);' 'error = error.add::<S, T>(simd, meet * T::zero(), u);'
+mutant native_errors_of_other_columns_lost native/task.rs \
+    'errors[at(n)..][..2].copy_from_slice(&error)' 'errors[at(n) - 2 * i..][..2].copy_from_slice(&error)'
+mutant native_recurrence_without_what_would_be_kept native/backward.rs \
+    'kept = kept.or(again.as_ref().map(|kept| kept.view())).expect("kept just now");' 'again = again.map(|kept| kept.mapv(|x| x * T::zero()));
+    let kept = kept.or(again.as_ref().map(|kept| kept.view())).expect("kept just now");'
 mutant native_batch_shares_the_first_kept_state native/backward.rs \
-    'kept.slice(s![.., lane, .., ..])' 'kept.slice(s![.., 0, .., ..])'
+    'kept.index_axis_move(Axis(0), lane)' 'kept.index_axis_move(Axis(0), lane * 0)'
 mutant native_batch_shares_the_first_state_cotangent native/backward.rs \
     'd_state.slice(s![b, hv, .., ..])' 'd_state.slice(s![0, hv, .., ..])'
 mutant native_gradients_of_the_first_head_of_a_group native/backward.rs \

@@ -214,15 +214,16 @@ impl<T: Real> Adjoint<T> {
         }
         // The keys on their way to the tokens after them, all together: one after the other would wait for itself.
         let mut keys = [[zero; CHUNK]; CHUNK];
+        let mut key = [zero; CHUNK];
         for i in 0..CHUNK {
-            for j in 0..i {
-                let key = mul(simd, keys[i - 1][j], a[i]);
-                keys[i][j] = key;
-                dk[i] = fma(simd, all(self.of_pairs[j][i]), key, dk[i]);
-                dq[i] = fma(simd, all(self.of_pairs[j][CHUNK + i]), key, dq[i]);
+            for (j, key) in key[..i].iter_mut().enumerate() {
+                *key = mul(simd, *key, a[i]);
+                dk[i] = fma(simd, all(self.of_pairs[j][i]), *key, dk[i]);
+                dq[i] = fma(simd, all(self.of_pairs[j][CHUNK + i]), *key, dq[i]);
             }
-            keys[i][i] = k[i];
+            key[i] = k[i];
             dq[i] = fma(simd, all(self.of_pairs[i][CHUNK + i]), k[i], dq[i]);
+            keys[i] = key;
         }
         // And their cotangents on the way back, from the state after the chunk.
         for i in (0..CHUNK).rev() {

@@ -59,8 +59,10 @@ impl<T: Real, S: Simd> Blocks<T, S> {
     pub fn store_columns(&self, mut matrix: ArrayViewMut2<T>) {
         let rows = matrix.axis_chunks_iter_mut(Axis(0), 2 * T::lanes::<S>());
         for (mut rows, block) in rows.zip(self.pairs.chunks_exact(self.height)) {
-            for (lane, row) in rows.rows_mut().into_iter().enumerate() {
-                row.into_iter().zip(block).for_each(|(x, pair)| *x = T::scalars::<S>(&pair.0)[lane]);
+            for (lane, mut row) in rows.rows_mut().into_iter().enumerate() {
+                for (v, pair) in block[..row.len()].iter().enumerate() {
+                    row[v] = T::scalars::<S>(&pair.0)[lane];
+                }
             }
         }
     }
@@ -74,7 +76,9 @@ pub(super) fn load_columns<'a, T: Real, S: Simd>(
 ) {
     for (rows, block) in matrix.axis_chunks_iter(Axis(0), 2 * T::lanes::<S>()).zip(blocks) {
         for (lane, row) in rows.rows().into_iter().enumerate() {
-            row.iter().zip(&mut *block).for_each(|(&x, pair)| T::scalars_mut::<S>(&mut pair.0)[lane] = x);
+            for (v, pair) in block[..row.len()].iter_mut().enumerate() {
+                T::scalars_mut::<S>(&mut pair.0)[lane] = row[v];
+            }
         }
     }
 }

@@ -185,8 +185,8 @@ impl<T: Real> Chunk<T> {
             o(i, out.0);
         }
         if let Some(mut errors) = errors {
-            for i in 0..self.tokens {
-                let mut error = Pair(v(i)).sub::<S, T>(simd, read[i]);
+            for (i, &read) in read[..self.tokens].iter().enumerate() {
+                let mut error = Pair(v(i)).sub::<S, T>(simd, read);
                 for (&u, &meet) in u.iter().zip(&self.meet[i][..i]) {
                     error = error.add::<S, T>(simd, meet, u);
                 }

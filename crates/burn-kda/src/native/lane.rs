@@ -115,11 +115,17 @@ impl<T: Real, S: Simd> Scratch<T, S> {
     }
 }
 
-impl<T: Real> Lane<'_, T> {
+impl<'a, T: Real> Lane<'a, T> {
     /// `[T, V]`.
     #[inline(always)]
     fn of_output(&self) -> Option<ArrayView2<'_, T>> {
         if self.in_place { self.dv.as_ref().map(|dv| dv.view()) } else { self.d_o }
+    }
+
+    /// The state before token `start`, if the forward pass kept it: `[K, V]`.
+    #[inline(always)]
+    fn kept_before(&self, start: usize) -> Option<ArrayView2<'a, T>> {
+        (start > 0).then(|| self.kept.index_axis_move(Axis(0), start / KEEP_EVERY - 1))
     }
 
     #[inline(always)]
@@ -171,9 +177,8 @@ impl<T: Real> Lane<'_, T> {
 
         let states = before.chunks_exact_mut(most * height);
         let first = states.map(|states| &mut states[..height]);
-        match &self.state {
-            _ if start > 0 => load_columns::<T, S>(self.kept.index_axis(Axis(0), start / KEEP_EVERY - 1), first),
-            Some(state) => load_columns::<T, S>(state.view(), first),
+        match self.kept_before(start).or(self.state) {
+            Some(state) => load_columns::<T, S>(state, first),
             None => first.for_each(|state| state.fill(Pair([T::splat(simd, T::zero()); 2]))),
         }
         for (b, states) in before.chunks_exact_mut(most * height).enumerate() {
@@ -196,11 +201,14 @@ impl<T: Real> Lane<'_, T> {
         for (c, chunk) in chunks[..used].iter().enumerate().rev() {
             ahead.by_ref().take(at_once).for_each(|t| upcoming.unwrap_or(self).prefetch(t));
             let d_o = &mut adjoint.cotangents[size..];
-            d_o.fill(T::zero());
-            if let Some(of_output) = self.of_output() {
-                for (t, d_o) in of_chunk(c).zip(d_o.chunks_exact_mut(height)) {
-                    copy(of_output.row(t), &mut d_o[..value_dim]);
+            match self.of_output() {
+                Some(of_output) => {
+                    for (t, d_o) in of_chunk(c).zip(d_o.chunks_exact_mut(height)) {
+                        copy(of_output.row(t), &mut d_o[..value_dim]);
+                    }
+                    d_o[chunk.tokens * height..].fill(T::zero());
                 }
+                None => d_o.fill(T::zero()),
             }
             for (i, t) in of_chunk(c).enumerate() {
                 let row = i * width..i * width + key_dim;

@@ -152,6 +152,7 @@ pub(super) fn contract<S: Simd, T: Real, const R: usize, const M: usize>(
     columns: &[[T::Vector<S>; M]],
     sums: &mut [[T::Vector<S>; M]],
 ) {
+    let columns = &columns[..2 * T::lanes::<S>() / T::group::<S>()]; // so many, as the compiler knows
     for (tile, sums) in block.as_chunks::<R>().0.iter().zip(sums.as_chunks_mut::<R>().0) {
         let mut rows: [&[T]; R] = [&[]; R];
         for r in 0..R {
