@@ -318,7 +318,7 @@ mutant native_batch_starts_from_its_first_state native/forward.rs \
 
 # The kernels, backward.
 mutant native_output_cotangent_not_scaled native/adjoint.rs \
-    '*of_pair = scale * *of_pair' '{ let _ = of_pair; }'
+    '*of_pair = self.scale * *of_pair' '{ let _ = of_pair; }'
 mutant native_dq_without_its_own_token native/adjoint.rs \
     'dq[i] = fma(simd, all(self.of_pairs[i][CHUNK + i]), k[i], dq[i]);' ''
 mutant native_dq_without_the_state_before native/adjoint.rs \
@@ -330,7 +330,7 @@ mutant native_dk_without_the_write native/adjoint.rs \
 mutant native_dv_without_beta native/adjoint.rs \
     'dv[i * count + m] = error;' 'dv[i * count + m] = sum[i];'
 mutant native_dbeta_of_the_writes native/lane.rs \
-    'u(c), errors(c), self.scale' 'u(c), u(c), self.scale'
+    'chunk, u, errors' 'chunk, u, u'
 mutant native_dg_without_the_reads native/adjoint.rs \
     'sum = fma(simd, k[i], dk[i], fma(simd, q[i], dq[i], sum));' 'sum = fma(simd, k[i], dk[i], sum);'
 mutant native_dg_without_the_pairs native/adjoint.rs \
@@ -352,8 +352,8 @@ mutant native_segments_start_from_the_initial_state native/lane.rs \
 mutant native_cotangent_in_place_of_its_gradient_ignored native/lane.rs \
     'if self.in_place {' 'if self.in_place && tokens.start > tokens.end {'
 mutant native_sums_of_the_chunk_before native/lane.rs \
-    'self.scale);
-            adjoint.reset();' 'self.scale);'
+    'errors);
+            adjoint.reset();' 'errors);'
 mutant native_sums_of_the_segment_before native/lane.rs \
     'adjoint.reset();
         for' 'for'

@@ -23,58 +23,55 @@ use super::chunk::{CHUNK, Chunk};
 use super::rows::Aligned;
 use super::tile::{Pair, multiply, update_columns};
 
-/// Of the tokens of a chunk and, where it is twice as many, of what its keys read and of what its queries do.
+/// Two vectors of each token.
 type Tokens<V, const N: usize = CHUNK> = [Pair<V>; N];
 
-/// Of one chunk.
+/// Of one chunk; rows of `K` and `V` padded with channels of zeros.
 pub(super) struct Adjoint<T> {
-    /// `V`, padded with channels of zeros.
     height: usize,
+    /// Of reads.
+    scale: T,
+    /// `[CHUNK, K]`, `q` unscaled.
+    pub q: Aligned<T>,
+    pub k: Aligned<T>,
     /// `[2 CHUNK, V]`: `-de`, then `do`.
     pub cotangents: Aligned<T>,
+    /// `[CHUNK, K]`.
+    pub dq: Aligned<T>,
+    pub dk: Aligned<T>,
+    pub dg: Aligned<T>,
     /// `[CHUNK, V]`.
     pub dv: Aligned<T>,
     pub d_beta: [T; CHUNK],
     /// `[j][i]`: of `k_i . A_{i,j} k_j`, then of `q_i . A_{i,j} k_j`.
     of_pairs: [[T; 2 * CHUNK]; CHUNK],
-    /// `[V, CHUNK, group]`: what of `du` is the state's, and as rows of tokens.
+    /// What of `du` is the state's, `[V, CHUNK, group]`, and as rows of tokens.
     by_state: ByToken<T>,
     du: Aligned<T>,
-    /// `[2 CHUNK, CHUNK, group]`: the products of `-de_i` and of `do_i` with each `u_j`.
+    /// The products of `-de_i` and of `do_i` with each `u_j`, `[2 CHUNK, CHUNK, group]`.
     pairs: ByToken<T>,
-    /// Columns of a block.
+    /// Of a block.
     columns: ByToken<T>,
 }
 
-/// Rows `[CHUNK, K]` of the tokens of a chunk.
-pub(super) struct Rows<T> {
-    /// Unscaled.
-    pub q: Aligned<T>,
-    pub k: Aligned<T>,
-    pub dq: Aligned<T>,
-    pub dk: Aligned<T>,
-    pub dg: Aligned<T>,
-}
-
-impl<T: Real> Rows<T> {
-    pub fn new(width: usize) -> Self {
-        let rows = || Aligned::zeros(CHUNK * width);
-        Self { q: rows(), k: rows(), dq: rows(), dk: rows(), dg: rows() }
-    }
-}
-
 impl<T: Real> Adjoint<T> {
-    /// `height` is as [`padded`](super::tile::padded) has it.
-    pub fn new<S: Simd>(height: usize) -> Self {
-        let rows = |rows: usize| Aligned::zeros(rows * height);
+    /// `width` channels of keys and `height` of values, as [`padded`](super::tile::padded) has them, the keys' in whole blocks.
+    pub fn new<S: Simd>(width: usize, height: usize, scale: T) -> Self {
+        let (of_keys, of_values) = (|| Aligned::zeros(CHUNK * width), |rows| Aligned::zeros(rows * height));
         Self {
             height,
-            cotangents: rows(2 * CHUNK),
-            dv: rows(CHUNK),
+            scale,
+            q: of_keys(),
+            k: of_keys(),
+            cotangents: of_values(2 * CHUNK),
+            dq: of_keys(),
+            dk: of_keys(),
+            dg: of_keys(),
+            dv: of_values(CHUNK),
             d_beta: [T::zero(); CHUNK],
             of_pairs: [[T::zero(); 2 * CHUNK]; CHUNK],
             by_state: ByToken::sums::<S>(height),
-            du: rows(CHUNK),
+            du: of_values(CHUNK),
             pairs: ByToken::sums::<S>(2 * CHUNK),
             columns: ByToken::columns::<S>(),
         }
@@ -95,7 +92,7 @@ impl<T: Real> Adjoint<T> {
     /// The cotangents of what the tokens write and read, once [`of_state`](Self::of_state) has all blocks; `u` and `errors`
     /// are `[CHUNK, V]`.
     #[inline(always)]
-    pub fn solve<S: Simd>(&mut self, simd: S, chunk: &Chunk<T>, u: &[T], errors: &[T], scale: T) {
+    pub fn solve<S: Simd>(&mut self, simd: S, chunk: &Chunk<T>, u: &[T], errors: &[T]) {
         self.by_state.rows::<S>(&mut self.du);
         let zero = T::splat(simd, T::zero());
         let (du, errors) = (T::vectors::<S>(&self.du), T::vectors::<S>(errors));
@@ -136,24 +133,21 @@ impl<T: Real> Adjoint<T> {
         }
         self.pairs.rows::<S>(self.of_pairs.as_flattened_mut());
         for of_pairs in &mut self.of_pairs {
-            of_pairs[CHUNK..].iter_mut().for_each(|of_pair| *of_pair = scale * *of_pair);
+            of_pairs[CHUNK..].iter_mut().for_each(|of_pair| *of_pair = self.scale * *of_pair);
         }
     }
 
     /// The gradients of a block of key channels, from its state `before` the chunk; takes the cotangent `d_state` of the one
     /// after it to that of the one before.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
     pub fn of_keys<S: Simd>(
-        &self,
+        &mut self,
         simd: S,
         chunk: &Chunk<T>,
         b: usize,
         u: &[T],
         before: &[Pair<T::Vector<S>>],
         d_state: &mut [Pair<T::Vector<S>>],
-        rows: &mut Rows<T>,
-        scale: T,
     ) {
         let zero = T::splat(simd, T::zero());
         let d_key = eight(simd, &self.cotangents, before);
@@ -170,22 +164,20 @@ impl<T: Real> Adjoint<T> {
         update_columns(simd, Pair(decay), &self.cotangents, &reads, d_state);
         for m in 0..2 {
             let d_decay = T::vector_mul(simd, decay[m], d_decay[m]);
-            self.within(simd, chunk, [b, m], d_decay, [&d_key, &d_query, &d_write], rows, scale);
+            self.within(simd, chunk, [b, m], d_decay, [&d_key, &d_query, &d_write]);
         }
     }
 
-    /// The gradients of vector `m` of the key channels of block `b` from those of `R`, `Q`, `W` and the logarithm of the chunk's decay.
+    /// The gradients of vector `m` of the key channels of block `b`, from those of `R`, `Q`, `W` and of the logarithm of the
+    /// chunk's decay.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
     fn within<S: Simd>(
-        &self,
+        &mut self,
         simd: S,
         chunk: &Chunk<T>,
         [b, m]: [usize; 2],
         d_decay: T::Vector<S>,
         [d_key, d_query, d_write]: [&Tokens<T::Vector<S>>; 3],
-        rows: &mut Rows<T>,
-        scale: T,
     ) {
         let (mul, fma) = (T::vector_mul::<S>, T::vector_mul_add::<S>);
         let all = |x: T| T::splat(simd, x);
@@ -195,13 +187,13 @@ impl<T: Real> Adjoint<T> {
         let [mut q, mut k, mut a, mut d_keys] = [[zero; CHUNK]; 4];
         for i in 0..CHUNK {
             let at = i * count + c;
-            (q[i], k[i], a[i]) = (vectors(&rows.q)[at], vectors(&rows.k)[at], vectors(&chunk.decays)[at]);
+            (q[i], k[i], a[i]) = (vectors(&self.q)[at], vectors(&self.k)[at], vectors(&chunk.decays)[at]);
             d_keys[i] = d_write[i].0[m];
         }
         let [mut dq, mut dk, mut dg] = [[zero; CHUNK]; 3];
 
         // Reads of the state before the chunk.
-        let (mut product, scale) = (all(T::one()), all(scale));
+        let (mut product, scale) = (all(T::one()), all(self.scale));
         for i in 0..CHUNK {
             product = mul(simd, product, a[i]);
             dk[i] = mul(simd, product, d_key[i].0[m]);
@@ -236,7 +228,7 @@ impl<T: Real> Adjoint<T> {
             let d_key = fma(simd, all(self.of_pairs[i][CHUNK + i]), q[i], d_keys[i]);
             dk[i] = T::vector_add(simd, dk[i], d_key);
         }
-        for (rows, x) in [(&mut rows.dq, dq), (&mut rows.dk, dk), (&mut rows.dg, dg)] {
+        for (rows, x) in [(&mut self.dq, dq), (&mut self.dk, dk), (&mut self.dg, dg)] {
             let rows = T::vectors_mut::<S>(rows);
             for i in 0..CHUNK {
                 rows[i * count + c] = x[i];

@@ -8,7 +8,7 @@ use std::ops::Range;
 use ndarray::{ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, ArrayViewMut2, Axis};
 use pulp::Simd;
 
-use super::adjoint::{Adjoint, Rows, block};
+use super::adjoint::{Adjoint, block};
 use super::blocks::{Blocks, load_columns};
 use super::chunk::{CHUNK, Chunk, Token};
 use super::prefetch::prefetch;
@@ -57,7 +57,8 @@ impl<T: Real> Work for Group<'_, T> {
         // Whole blocks of key channels.
         let width = padded::<S, T>(key_dim).next_multiple_of(2 * T::lanes::<S>());
         let height = padded::<S, T>(value_dim);
-        let mut scratch = Scratch::<T, S>::new(simd, KEEP_EVERY.min(time).div_ceil(CHUNK), width, height);
+        let mut scratch =
+            Scratch::<T, S>::new(simd, KEEP_EVERY.min(time).div_ceil(CHUNK), width, height, self.0[0].scale);
         let d_states = self.0.iter().map(|lane| {
             let mut d_state = Blocks::zeros(simd, height, key_dim);
             if let Some(d_final_state) = lane.d_final_state {
@@ -87,7 +88,6 @@ impl<T: Real> Work for Group<'_, T> {
 struct Scratch<T: Real, S: Simd> {
     chunks: Vec<Chunk<T>>,
     adjoint: Adjoint<T>,
-    rows: Rows<T>,
     /// `V`, padded.
     height: usize,
     /// What the tokens write and its errors, `[chunks, CHUNK, V]`.
@@ -100,12 +100,11 @@ struct Scratch<T: Real, S: Simd> {
 
 impl<T: Real, S: Simd> Scratch<T, S> {
     /// Of so many chunks.
-    fn new(simd: S, count: usize, width: usize, height: usize) -> Self {
+    fn new(simd: S, count: usize, width: usize, height: usize, scale: T) -> Self {
         let blocks = width / (2 * T::lanes::<S>());
         Self {
             chunks: (0..count).map(|_| Chunk::new(width)).collect(),
-            adjoint: Adjoint::new::<S>(height),
-            rows: Rows::new(width),
+            adjoint: Adjoint::new::<S>(width, height, scale),
             height,
             u: Aligned::zeros(count * CHUNK * height),
             errors: Aligned::zeros(count * CHUNK * height),
@@ -149,99 +148,120 @@ impl<'a, T: Real> Lane<'a, T> {
         next: Option<(&Self, usize)>,
         scratch: &mut Scratch<T, S>,
     ) {
-        let Scratch { chunks, adjoint, rows, height, u, errors, before, carry } = scratch;
-        let (key_dim, value_dim) = (self.q.ncols(), self.errors.ncols());
-        let (start, height, most) = (tokens.start, *height, chunks.len());
-        let (width, size) = (carry.len(), CHUNK * height);
         let used = tokens.len().div_ceil(CHUNK);
-        let of_chunk = |c: usize| start + c * CHUNK..tokens.end.min(start + (c + 1) * CHUNK);
-
-        carry.fill(T::zero());
-        let values = u.chunks_exact_mut(size).zip(errors.chunks_exact_mut(size));
-        for ((c, chunk), (u, errors)) in (0..used).zip(&mut *chunks).zip(values) {
-            let inputs =
-                of_chunk(c).map(|t| Token { q: self.q.row(t), k: self.k.row(t), g: self.g.row(t), beta: self.beta[t] });
-            chunk.prepare::<S, FMA>(simd, inputs, self.scale, carry);
-            for (t, errors) in of_chunk(c).zip(errors.chunks_exact_mut(height)) {
-                copy(self.errors.row(t), &mut errors[..value_dim]);
-            }
-            errors[chunk.tokens * height..].fill(T::zero());
-            for ((u, errors), &beta) in u.chunks_exact_mut(height).zip(errors.chunks_exact(height)).zip(&chunk.beta) {
-                let beta = T::splat(simd, beta);
-                for (u, &error) in T::vectors_mut::<S>(u).iter_mut().zip(T::vectors::<S>(errors)) {
-                    *u = T::vector_mul(simd, beta, error);
-                }
-            }
+        let of_chunk = |c: usize| tokens.start + c * CHUNK..tokens.end.min(tokens.start + (c + 1) * CHUNK);
+        for c in 0..used {
+            self.prepare::<S, FMA>(simd, c, of_chunk(c), scratch);
         }
-        let (u, errors) = (|c: usize| &u[c * size..][..size], |c: usize| &errors[c * size..][..size]);
-
-        let states = before.chunks_exact_mut(most * height);
-        let first = states.map(|states| &mut states[..height]);
-        match self.kept_before(start).or(self.state) {
-            Some(state) => load_columns::<T, S>(state, first),
-            None => first.for_each(|state| state.fill(Pair([T::splat(simd, T::zero()); 2]))),
-        }
-        for (b, states) in before.chunks_exact_mut(most * height).enumerate() {
-            for (c, chunk) in chunks[..used - 1].iter().enumerate() {
-                let (state, next) = states[c * height..].split_at_mut(height);
-                let ([decay], writes) = (block(simd, &chunk.decay, b), block::<_, _, CHUNK>(simd, &chunk.writes, b));
-                update_columns_to(simd, decay, u(c), &writes, state, &mut next[..height]);
-            }
-        }
+        self.forward(simd, tokens.start, used, scratch);
 
         let (upcoming, mut ahead) = match next {
             Some((lane, first)) => (Some(lane), first..lane.q.nrows().min(first + KEEP_EVERY)),
-            None => (None, start.saturating_sub(KEEP_EVERY)..start),
+            None => (None, tokens.start.saturating_sub(KEEP_EVERY)..tokens.start),
         };
         let at_once = ahead.len().div_ceil(used);
+        let Scratch { chunks, adjoint, height, u, errors, before, .. } = scratch;
+        let (height, size, most) = (*height, CHUNK * *height, chunks.len());
         adjoint.reset();
         for (b, d_state) in d_state.pairs.chunks_exact(height).enumerate() {
             adjoint.of_state(simd, &chunks[used - 1], b, d_state);
         }
         for (c, chunk) in chunks[..used].iter().enumerate().rev() {
             ahead.by_ref().take(at_once).for_each(|t| upcoming.unwrap_or(self).prefetch(t));
-            let d_o = &mut adjoint.cotangents[size..];
-            match self.of_output() {
-                Some(of_output) => {
-                    for (t, d_o) in of_chunk(c).zip(d_o.chunks_exact_mut(height)) {
-                        copy(of_output.row(t), &mut d_o[..value_dim]);
-                    }
-                    d_o[chunk.tokens * height..].fill(T::zero());
-                }
-                None => d_o.fill(T::zero()),
-            }
-            for (i, t) in of_chunk(c).enumerate() {
-                let row = i * width..i * width + key_dim;
-                copy(self.q.row(t), &mut rows.q[row.clone()]);
-                copy(self.k.row(t), &mut rows.k[row]);
-            }
-            for rows in [&mut rows.q, &mut rows.k] {
-                rows[chunk.tokens * width..].fill(T::zero());
-            }
-            adjoint.solve(simd, chunk, u(c), errors(c), self.scale);
+            let (u, errors) = (&u[c * size..][..size], &errors[c * size..][..size]);
+            self.take(of_chunk(c), adjoint);
+            adjoint.solve(simd, chunk, u, errors);
             adjoint.reset();
             for (b, d_state) in d_state.pairs.chunks_exact_mut(height).enumerate() {
-                let before = &before[(b * most + c) * height..][..height];
-                adjoint.of_keys(simd, chunk, b, u(c), before, d_state, rows, self.scale);
+                adjoint.of_keys(simd, chunk, b, u, &before[(b * most + c) * height..][..height], d_state);
                 // While the block is in the first cache.
                 if c > 0 {
                     adjoint.of_state(simd, &chunks[c - 1], b, d_state);
                 }
             }
-            for (i, t) in of_chunk(c).enumerate() {
-                let of_keys = [(&rows.dq, &mut self.dq), (&rows.dk, &mut self.dk), (&rows.dg, &mut self.dg)];
-                for (rows, gradient) in of_keys {
-                    if let Some(gradient) = gradient {
-                        paste(&rows[i * width..][..key_dim], gradient.row_mut(t));
-                    }
-                }
-                if let Some(gradient) = &mut self.dv {
-                    paste(&adjoint.dv[i * height..][..value_dim], gradient.row_mut(t));
-                }
-                if let Some(gradient) = &mut self.d_beta {
-                    gradient[t] = adjoint.d_beta[i];
-                }
+            self.give(of_chunk(c), adjoint);
+        }
+    }
+
+    /// Chunk `c`, what it writes and its errors.
+    #[inline(always)]
+    fn prepare<S: Simd, const FMA: bool>(&self, simd: S, c: usize, tokens: Range<usize>, scratch: &mut Scratch<T, S>) {
+        let Scratch { chunks, height, u, errors, carry, .. } = scratch;
+        let (chunk, height) = (&mut chunks[c], *height);
+        if c == 0 {
+            carry.fill(T::zero());
+        }
+        let inputs =
+            tokens.clone().map(|t| Token { q: self.q.row(t), k: self.k.row(t), g: self.g.row(t), beta: self.beta[t] });
+        chunk.prepare::<S, FMA>(simd, inputs, self.scale, carry);
+        let of_chunk = c * CHUNK * height..(c + 1) * CHUNK * height;
+        let (u, errors) = (&mut u[of_chunk.clone()], &mut errors[of_chunk]);
+        take(self.errors, tokens, errors);
+        for ((u, errors), &beta) in u.chunks_exact_mut(height).zip(errors.chunks_exact(height)).zip(&chunk.beta) {
+            let beta = T::splat(simd, beta);
+            for (u, &error) in T::vectors_mut::<S>(u).iter_mut().zip(T::vectors::<S>(errors)) {
+                *u = T::vector_mul(simd, beta, error);
             }
         }
     }
+
+    /// The state before each of the chunks from token `start` on, so many of which are used.
+    #[inline(always)]
+    fn forward<S: Simd>(&self, simd: S, start: usize, used: usize, scratch: &mut Scratch<T, S>) {
+        let Scratch { chunks, height, u, before, .. } = scratch;
+        let (height, most) = (*height, chunks.len());
+        let first = before.chunks_exact_mut(most * height).map(|states| &mut states[..height]);
+        match self.kept_before(start).or(self.state) {
+            Some(state) => load_columns::<T, S>(state, first),
+            None => first.for_each(|state| state.fill(Pair([T::splat(simd, T::zero()); 2]))),
+        }
+        for (b, states) in before.chunks_exact_mut(most * height).enumerate() {
+            for ((c, chunk), u) in chunks[..used - 1].iter().enumerate().zip(u.chunks_exact(CHUNK * height)) {
+                let (state, next) = states[c * height..].split_at_mut(height);
+                let ([decay], writes) = (block(simd, &chunk.decay, b), block::<_, _, CHUNK>(simd, &chunk.writes, b));
+                update_columns_to(simd, decay, u, &writes, state, &mut next[..height]);
+            }
+        }
+    }
+
+    /// What the gradients of a chunk start from.
+    #[inline(always)]
+    fn take(&self, tokens: Range<usize>, adjoint: &mut Adjoint<T>) {
+        take(self.q, tokens.clone(), &mut adjoint.q);
+        take(self.k, tokens.clone(), &mut adjoint.k);
+        let (_, d_o) = adjoint.cotangents.split_at_mut(adjoint.dv.len());
+        match self.of_output() {
+            Some(of_output) => take(of_output, tokens, d_o),
+            None => d_o.fill(T::zero()),
+        }
+    }
+
+    /// The gradients of a chunk.
+    #[inline(always)]
+    fn give(&mut self, tokens: Range<usize>, adjoint: &Adjoint<T>) {
+        let of_tokens = [(&adjoint.dq, &mut self.dq), (&adjoint.dk, &mut self.dk), (&adjoint.dg, &mut self.dg)];
+        for (rows, gradient) in of_tokens.into_iter().chain([(&adjoint.dv, &mut self.dv)]) {
+            if let Some(gradient) = gradient {
+                for (t, row) in tokens.clone().zip(rows.chunks_exact(rows.len() / CHUNK)) {
+                    paste(&row[..gradient.ncols()], gradient.row_mut(t));
+                }
+            }
+        }
+        if let Some(gradient) = &mut self.d_beta {
+            for (t, &d_beta) in tokens.zip(&adjoint.d_beta) {
+                gradient[t] = d_beta;
+            }
+        }
+    }
+}
+
+/// Some rows of a matrix as those of a chunk, then zeros; what pads them stays as it is.
+#[inline(always)]
+fn take<T: Real>(matrix: ArrayView2<T>, tokens: Range<usize>, rows: &mut [T]) {
+    let width = rows.len() / CHUNK;
+    let (of_tokens, missing) = rows.split_at_mut(tokens.len() * width);
+    for (t, row) in tokens.zip(of_tokens.chunks_exact_mut(width)) {
+        copy(matrix.row(t), &mut row[..matrix.ncols()]);
+    }
+    missing.fill(T::zero());
 }
