@@ -223,3 +223,8 @@ fn grouped_heads_sum_over_their_group() {
 fn the_plain_algorithm_passes_them_too() {
     common::platform::again_in_plain_operations();
 }
+
+#[test]
+fn older_machines_pass_them_too() {
+    common::platform::again_on_older_machines();
+}

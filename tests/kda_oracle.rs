@@ -296,3 +296,8 @@ mod small_cases {
 fn the_plain_algorithm_passes_them_too() {
     platform::again_in_plain_operations();
 }
+
+#[test]
+fn older_machines_pass_them_too() {
+    platform::again_on_older_machines();
+}

@@ -42,15 +42,24 @@ pub fn reflecting_bar(dtype: DType) -> f64 {
 }
 
 /// Runs the tests of this binary again without the kernels: the plain algorithm as one node of the autodiff graph, and
-/// each operation of it differentiated by Burn. A process reads the variable once.
+/// each operation of it differentiated by Burn.
 pub fn again_in_plain_operations() {
-    const PLAIN: &str = "BURN_KDA_PLAIN";
-    if std::env::var_os(PLAIN).is_some() {
+    again("BURN_KDA_PLAIN", &["1", "composed"]);
+}
+
+/// And again with the kernels as machines without some vectors run them.
+pub fn again_on_older_machines() {
+    again("BURN_KDA_SIMD", if cfg!(target_arch = "x86_64") { &["avx2", "none"] } else { &["none"] });
+}
+
+/// In processes of their own, since each reads the variable once.
+fn again(variable: &str, values: &[&str]) {
+    if ["BURN_KDA_PLAIN", "BURN_KDA_SIMD"].into_iter().any(|variable| std::env::var_os(variable).is_some()) {
         return;
     }
     let tests = std::env::current_exe().expect("the test binary");
-    for mode in ["1", "composed"] {
-        let output = std::process::Command::new(&tests).env(PLAIN, mode).output().expect("runs");
-        assert!(output.status.success(), "{PLAIN}={mode}: {}", String::from_utf8_lossy(&output.stdout));
+    for value in values {
+        let output = std::process::Command::new(&tests).env(variable, value).output().expect("runs");
+        assert!(output.status.success(), "{variable}={value}: {}", String::from_utf8_lossy(&output.stdout));
     }
 }

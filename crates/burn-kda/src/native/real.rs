@@ -1,8 +1,10 @@
 //! f32 and f64.
 
+use std::any::TypeId;
+
 use num_traits::Float;
-use pulp::Simd;
 use pulp::bytemuck::cast;
+use pulp::{Scalar256b, Simd};
 
 /// A float type of the native kernels.
 pub(crate) trait Real: Float + Send + Sync + 'static {
@@ -72,7 +74,7 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
 
 /// The vectors of one float type, by pulp's names for it.
 macro_rules! vectors {
-    ($vector:ident, $lanes:ident, $view:ident, $view_mut:ident, $splat:ident, $add:ident, $sub:ident, $mul:ident, $fma:ident, $sum:ident) => {
+    ($vector:ident, $lanes:ident, $view:ident, $view_mut:ident, $splat:ident, $add:ident, $sub:ident, $mul:ident, $sum:ident) => {
         type Vector<S: Simd> = S::$vector;
 
         #[inline(always)]
@@ -121,16 +123,6 @@ macro_rules! vectors {
         }
 
         #[inline(always)]
-        fn vector_mul_add<S: Simd>(
-            simd: S,
-            a: Self::Vector<S>,
-            b: Self::Vector<S>,
-            c: Self::Vector<S>,
-        ) -> Self::Vector<S> {
-            simd.$fma(a, b, c)
-        }
-
-        #[inline(always)]
         fn total<S: Simd>(simd: S, x: Self::Vector<S>) -> Self {
             simd.$sum(x)
         }
@@ -147,18 +139,31 @@ impl Real for f32 {
         add_f32s,
         sub_f32s,
         mul_f32s,
-        mul_add_e_f32s,
         reduce_sum_f32s
     );
 
+    /// Without fused instructions, in f64, where the product is exact: results rounded twice would leave the error bars after
+    /// many tokens.
+    #[inline(always)]
+    fn vector_mul_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, c: S::f32s) -> S::f32s {
+        if TypeId::of::<S>() != TypeId::of::<Scalar256b>() {
+            return simd.mul_add_e_f32s(a, b, c);
+        }
+        let (a, b, mut c): ([f32; 8], [f32; 8], [f32; 8]) = (cast(a), cast(b), cast(c));
+        for ((c, a), b) in c.iter_mut().zip(a).zip(b) {
+            *c = (f64::from(a) * f64::from(b) + f64::from(*c)) as f32;
+        }
+        cast(c)
+    }
+
     #[inline(always)]
     fn group<S: Simd>() -> usize {
-        if S::IS_SCALAR { 1 } else { 2 }
+        2
     }
 
     #[inline(always)]
     fn splat_group<S: Simd>(simd: S, x: &[f32], n: usize) -> S::f32s {
-        if S::IS_SCALAR { simd.splat_f32s(x[n]) } else { cast(simd.splat_u64s(cast(x.as_chunks::<2>().0[n]))) }
+        cast(simd.splat_u64s(cast(x.as_chunks::<2>().0[n])))
     }
 
     #[inline(always)]
@@ -224,9 +229,13 @@ impl Real for f64 {
         add_f64s,
         sub_f64s,
         mul_f64s,
-        mul_add_e_f64s,
         reduce_sum_f64s
     );
+
+    #[inline(always)]
+    fn vector_mul_add<S: Simd>(simd: S, a: S::f64s, b: S::f64s, c: S::f64s) -> S::f64s {
+        simd.mul_add_e_f64s(a, b, c)
+    }
 
     #[inline(always)]
     fn group<S: Simd>() -> usize {

@@ -1,9 +1,9 @@
 //! Work cut into tasks, and run on the vectors and threads that the machine has.
 
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
 
 use ndarray::{ArrayViewMut, Axis, Dimension};
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Arch, Scalar256b, Simd, WithSimd};
 use rayon::prelude::*;
 
 /// Multiply-adds below which threads cost more than they bring.
@@ -27,13 +27,29 @@ impl<W: Work> WithSimd for Dispatched<W> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        if S::IS_SCALAR { self.0.run::<S, false>(simd) } else { self.0.run::<S, true>(simd) }
+        // Arrays, which the compiler takes apart, for a machine of which pulp knows no vectors: sums have as many parts as
+        // elsewhere, and vectors without fused multiply-adds are used after all.
+        if S::IS_SCALAR { self.0.run::<Scalar256b, false>(Scalar256b) } else { self.0.run::<S, true>(simd) }
     }
+}
+
+/// The best vectors of this machine; by the environment variable `BURN_KDA_SIMD`, read once, those of older ones, for tests:
+/// `avx2` on x86-64, and `none`.
+fn arch() -> Arch {
+    static ARCH: LazyLock<Arch> = LazyLock::new(|| match std::env::var("BURN_KDA_SIMD").as_deref() {
+        Err(_) => Arch::new(),
+        Ok("none") => Arch::Scalar,
+        #[cfg(target_arch = "x86_64")]
+        Ok("avx2") => pulp::x86::V3::try_new().map_or(Arch::Scalar, Arch::V3),
+        Ok(other) => panic!("`BURN_KDA_SIMD` is `{other}`, which is not known on this machine"),
+    });
+    *ARCH
 }
 
 /// Runs tasks of so many multiply-adds together.
 pub(super) fn run_all(tasks: Vec<impl Work>, multiply_adds: usize) {
-    let run = |task| Arch::new().dispatch(Dispatched(task));
+    let arch = arch();
+    let run = |task| arch.dispatch(Dispatched(task));
     let threads = rayon::current_num_threads().min(tasks.len());
     if multiply_adds < SMALL || threads <= 1 {
         return tasks.into_iter().for_each(run);
