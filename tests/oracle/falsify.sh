@@ -66,16 +66,18 @@ know() {
 }
 
 in_plain() { BURN_KDA_PLAIN=1 "$@"; }
+on_older() { BURN_KDA_SIMD=none "$@"; }
 
 # mutant NAME, then FILE OLD NEW as often as needed; each OLD must occur exactly once in crates/burn-kda/src/FILE.
 # `suite=NAME mutant ..` is for those that another suite than kda_oracle sees. In native/layer/, it is the crate's own, which
-# compares with tensor operations. In plain/, it runs without the kernels: `BURN_KDA_PLAIN`; in checkpoint/, it is that of
-# checkpoints.
+# compares with tensor operations. In plain/, it runs without the kernels: `BURN_KDA_PLAIN`; in native/work.rs, as on a
+# machine without vectors: `BURN_KDA_SIMD`; in checkpoint/, it is that of checkpoints.
 mutant() {
     local name=$1 build="build ${suite:-kda_oracle}" run="suite ${suite:-kda_oracle}"
     shift
     case $1 in
         plain/*) run="in_plain suite kda_oracle" ;;
+        native/work.rs) run="on_older suite kda_oracle" ;;
         checkpoint/*) build="build checkpoint" run="suite checkpoint" ;;
         native/layer/*) build="build lib" run="suite lib" ;;
         kernel/chunk/*) build=build_kernels run=tensor_cores ;;
@@ -299,6 +301,16 @@ mutant native_decays_rounded_each_alone native/real.rs \
 mutant native_rounding_of_a_decay_stays_with_its_token native/chunk.rs \
     'T::decays::<FMA>(g, zero, carry_within, a);' 'carry_within.fill(T::zero());
             T::decays::<FMA>(g, zero, carry_within, a);'
+mutant native_multiply_adds_rounded_twice native/work.rs \
+    'self.0.run::<Scalar256b, false>(Scalar256b)' 'self.0.run::<S, false>(simd)' \
+    native/real.rs \
+    'TypeId::of::<S>() != TypeId::of::<Scalar256b>()' 'TypeId::of::<S>() == TypeId::of::<S>()' \
+    native/real.rs \
+    'cast(simd.splat_u64s(cast(x.as_chunks::<2>().0[n])))' 'simd.splat_f32s(x[n])' \
+    native/real.rs \
+    '        2
+    }' '        1
+    }'
 mutant native_sums_over_every_other_column native/by_token.rs \
     'parts.iter().fold(T::zero(), |sum, &part| sum + part)' 'parts[0]'
 suite=gradients mutant native_rounding_of_a_sum_of_decays_left_out native/chunk.rs \
