@@ -27,9 +27,13 @@ impl<W: Work> WithSimd for Dispatched<W> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // Arrays, which the compiler takes apart, for a machine of which pulp knows no vectors: sums have as many parts as
-        // elsewhere, and vectors without fused multiply-adds are used after all.
-        if S::IS_SCALAR { self.0.run::<Scalar256b, false>(Scalar256b) } else { self.0.run::<S, true>(simd) }
+        // Where pulp knows no vectors, or none with fused multiply-adds, arrays, which the compiler takes apart: sums have as
+        // many parts as elsewhere.
+        if S::IS_SCALAR || cfg!(target_family = "wasm") {
+            self.0.run::<Scalar256b, false>(Scalar256b)
+        } else {
+            self.0.run::<S, true>(simd)
+        }
     }
 }
 
