@@ -126,6 +126,11 @@ fn losses_on_one_output_and_packed_sequences() {
         let problem = Recipe { time, state, ..recipe() }.problem();
         with_gradients(Problem { group: what.into(), ..problem }).check(&FORMS, &mut report);
     }
+    // Several vectors of both kinds of channels, several segments, and heads that threads share.
+    for (what, time, value_dim) in [("long and wide", 130, 72), ("wider than a task", 70, 130)] {
+        let problem = Recipe { time, key_dim: 40, value_dim, ..recipe() }.problem();
+        with_gradients(Problem { group: what.into(), ..problem }).check(&FORMS, &mut report);
+    }
     for (what, state) in [("packed", true), ("packed from nothing", false)] {
         let problem = Recipe { time: 40, state, cu_seqlens: Some(vec![0, 0, 1, 20, 20, 40]), ..recipe() }.problem();
         with_gradients(Problem { group: what.into(), ..problem }).check(&FORMS, &mut report);
@@ -148,6 +153,31 @@ fn first_decay_without_a_state_has_no_gradient() {
                         let row = &dg.values[t * width..(t + 1) * width];
                         assert!(row.iter().all(|&x| x == 0.0), "{platform} {form:?} {decay:?} t = {t}: {row:?}");
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Not even by the memory that heads share.
+#[test]
+fn a_nan_stays_in_its_row() {
+    let right = Recipe { batch: 3, time: 70, key_dim: 5, value_dim: 3, decay: Decay::Uniform, ..wide() }.problem();
+    for (platform, device, dtype) in platforms() {
+        for form in FORMS {
+            let clean = right.backward(form, &device, dtype);
+            for input in ["q", "k", "v", "g", "beta", "d_o"] {
+                let mut problem = right.clone();
+                let Problem { q, k, v, g, beta, d_o, .. } = &mut problem;
+                let inputs = [("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("d_o", d_o)];
+                let (_, x) = inputs.into_iter().find(|(name, _)| *name == input).expect("an input");
+                let row = x.values.len() / 3;
+                x.values[row..2 * row].fill(f64::NAN);
+                for ((name, got), (_, clean)) in problem.backward(form, &device, dtype).iter().zip(&clean) {
+                    let row = got.values.len() / 3;
+                    let what = format!("{platform} {form:?}, NaN in {input}: {name}");
+                    assert_eq!(got.values[..row], clean.values[..row], "{what} of row 0");
+                    assert_eq!(got.values[2 * row..], clean.values[2 * row..], "{what} of row 2");
                 }
             }
         }

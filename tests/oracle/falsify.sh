@@ -362,13 +362,10 @@ mutant native_kept_states_off_by_one_segment native/lane.rs \
 mutant native_segments_start_from_the_initial_state native/lane.rs \
     '(start > 0).then(|| self.kept' '(start > self.kept.len() + KEEP_EVERY).then(|| self.kept'
 mutant native_cotangent_in_place_of_its_gradient_ignored native/lane.rs \
-    'if self.in_place {' 'if self.in_place && tokens.start > tokens.end {'
+    'if self.in_place {' 'if self.in_place && self.q.nrows() == 0 {'
 mutant native_sums_of_the_chunk_before native/lane.rs \
     'errors);
             adjoint.reset();' 'errors);'
-mutant native_sums_of_the_segment_before native/lane.rs \
-    'adjoint.reset();
-        for' 'for'
 mutant native_pairs_of_the_chunk_before native/adjoint.rs \
     'self.pairs.numbers.fill(T::zero());' ''
 mutant native_kept_errors_without_earlier_tokens native/chunk.rs \

@@ -1,5 +1,5 @@
 //! The operator, and each part of the layer around it, as one node of the autodiff graph, as FLA's autograd functions
-//! are: a node saves its inputs, the operator the states between segments besides, and computes the rest again.
+//! are: a node saves its inputs, the operator what its forward pass keeps besides, and computes the rest again.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -188,7 +188,7 @@ impl<B: KdaOps> Function<B, 3, 1> for OutputNorm {
     }
 }
 
-/// The operator, with the states that its forward pass kept.
+/// The operator, with what its forward pass kept.
 #[derive(Debug, Clone)]
 struct Operator<B: KdaOps> {
     states: MaybeTensor<B>,

@@ -77,7 +77,7 @@ impl<T: Real> Adjoint<T> {
         }
     }
 
-    /// Before the states of a chunk are passed to [`of_state`](Self::of_state), block by block.
+    /// After [`solve`](Self::solve), before [`of_state`](Self::of_state) is passed the blocks of the next chunk.
     pub fn reset(&mut self) {
         self.by_state.numbers.fill(T::zero());
     }
@@ -154,9 +154,15 @@ impl<T: Real> Adjoint<T> {
         let d_query = eight(simd, &self.cotangents[CHUNK * self.height..], before);
         let d_write = eight(simd, u, d_state);
         let mut d_decay = [zero; 2];
-        for (Pair(s), Pair(d)) in before.iter().zip(&*d_state) {
+        for (before, d_state) in before.chunks(PART).zip(d_state.chunks(PART)) {
+            let mut part = [zero; 2];
+            for (Pair(s), Pair(d)) in before.iter().zip(d_state) {
+                for m in 0..2 {
+                    part[m] = T::vector_mul_add(simd, s[m], d[m], part[m]);
+                }
+            }
             for m in 0..2 {
-                d_decay[m] = T::vector_mul_add(simd, s[m], d[m], d_decay[m]);
+                d_decay[m] = T::vector_add(simd, d_decay[m], part[m]);
             }
         }
         let [Pair(decay)] = block(simd, &chunk.decay, b);
@@ -250,10 +256,12 @@ pub(super) fn block<S: Simd, T: Real, const N: usize>(simd: S, rows: &[T], b: us
     block
 }
 
-/// Eight rows times a block; in parts of the sum, for less rounding.
+/// Terms of a sum that are added up by themselves, for less rounding.
+const PART: usize = 16;
+
+/// Eight rows times a block; in parts of the sum.
 #[inline(always)]
 fn eight<S: Simd, T: Real>(simd: S, rows: &[T], block: &[Pair<T::Vector<S>>]) -> Tokens<T::Vector<S>> {
-    const PART: usize = 16;
     let mut product = [Pair([T::splat(simd, T::zero()); 2]); CHUNK];
     for (p, part) in block.chunks(PART).enumerate() {
         for first in [0, CHUNK / 2] {

@@ -162,7 +162,6 @@ impl<'a, T: Real> Lane<'a, T> {
         let at_once = ahead.len().div_ceil(used);
         let Scratch { chunks, adjoint, height, u, errors, before, .. } = scratch;
         let (height, size, most) = (*height, CHUNK * *height, chunks.len());
-        adjoint.reset();
         for (b, d_state) in d_state.pairs.chunks_exact(height).enumerate() {
             adjoint.of_state(simd, &chunks[used - 1], b, d_state);
         }

@@ -59,7 +59,7 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
     /// `a b`.
     fn vector_mul<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
 
-    /// `a b + c`; fused where the machine can.
+    /// `a b + c`; in f32 as exact as if it were fused, on every machine.
     fn vector_mul_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>, c: Self::Vector<S>) -> Self::Vector<S>;
 
     /// The sum of all lanes.
@@ -234,6 +234,10 @@ impl Real for f64 {
 
     #[inline(always)]
     fn vector_mul_add<S: Simd>(simd: S, a: S::f64s, b: S::f64s, c: S::f64s) -> S::f64s {
+        // Where there is no instruction, pulp would call a function for each number.
+        if TypeId::of::<S>() == TypeId::of::<Scalar256b>() {
+            return simd.add_f64s(simd.mul_f64s(a, b), c);
+        }
         simd.mul_add_e_f64s(a, b, c)
     }
 
