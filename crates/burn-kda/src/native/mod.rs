@@ -34,9 +34,8 @@ use ndarray::{
     Array2, Array3, Array4, ArrayBase, ArrayView3, ArrayView4, ArrayViewD, ArrayViewMut4, Ix3, Ix4, IxDyn, RawData,
 };
 
-/// The forward pass keeps the state before every so many tokens, where the backward pass starts again; heads of one thread take
-/// turns at as many.
-const KEEP_EVERY: usize = 64;
+/// The forward pass keeps the state before every so many tokens, where the backward pass starts again.
+const KEEP_EVERY: usize = 128;
 
 /// The inputs of the operator in place, with whatever strides they have; shapes as [`KdaInput`](crate::KdaInput).
 pub(crate) struct Views<'a, T> {
