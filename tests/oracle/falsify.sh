@@ -299,20 +299,12 @@ mutant native_step_takes_the_first_columns_for_the_others native/step.rs \
 mutant native_decays_rounded_each_alone native/real.rs \
     '*carry = want - (got - 1.0);' '*carry = (want - (got - 1.0)) * 0.0;'
 mutant native_rounding_of_a_decay_stays_with_its_token native/chunk.rs \
-    'T::decays::<FMA>(g, zero, carry_within, a);' 'carry_within.fill(T::zero());
-            T::decays::<FMA>(g, zero, carry_within, a);'
-mutant native_multiply_adds_rounded_twice native/work.rs \
-    'self.0.run::<Scalar256b, false>(Scalar256b)' 'self.0.run::<S, false>(simd)' \
-    native/real.rs \
-    'TypeId::of::<S>() != TypeId::of::<Scalar256b>()' 'TypeId::of::<S>() == TypeId::of::<S>()' \
-    native/real.rs \
-    'cast(simd.splat_u64s(cast(x.as_chunks::<2>().0[n])))' 'simd.splat_f32s(x[n])' \
-    native/real.rs \
-    '        2
-    }' '        1
-    }'
-mutant native_sums_over_every_other_column native/by_token.rs \
-    'parts.iter().fold(T::zero(), |sum, &part| sum + part)' 'parts[0]'
+    'T::decays::<FMA>(g, None, carry_within, a);' 'carry_within.fill(T::zero());
+            T::decays::<FMA>(g, None, carry_within, a);'
+mutant native_multiply_adds_rounded_twice native/real.rs \
+    '*c = (f64::from(a) * f64::from(b) + f64::from(*c)) as f32;' '*c = a * b + *c;'
+mutant native_sums_over_every_other_column native/real.rs \
+    '*pairs = [a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]];' '*pairs = [a[0], a[2], b[0], b[2]];'
 suite=gradients mutant native_rounding_of_a_sum_of_decays_left_out native/chunk.rs \
     'T::vector_add(simd, *rest, error)' 'T::vector_mul(simd, *rest, error)'
 mutant native_kept_states_overwrite_the_first native/task.rs \
@@ -362,7 +354,7 @@ mutant native_kept_states_off_by_one_segment native/lane.rs \
 mutant native_segments_start_from_the_initial_state native/lane.rs \
     '(start > 0).then(|| self.kept' '(start > self.kept.len() + KEEP_EVERY).then(|| self.kept'
 mutant native_cotangent_in_place_of_its_gradient_ignored native/lane.rs \
-    'if self.in_place {' 'if self.in_place && self.q.nrows() == 0 {'
+    'OfOutput::ForValues(d_o) => Some(d_o.view())' 'OfOutput::ForValues(_) => None'
 mutant native_sums_of_the_chunk_before native/lane.rs \
     'errors);
             adjoint.reset();' 'errors);'

@@ -70,9 +70,9 @@ impl<T: Real> Adjoint<T> {
             dv: of_values(CHUNK),
             d_beta: [T::zero(); CHUNK],
             of_pairs: [[T::zero(); 2 * CHUNK]; CHUNK],
-            by_state: ByToken::sums::<S>(height),
+            by_state: ByToken::sums(height),
             du: of_values(CHUNK),
-            pairs: ByToken::sums::<S>(2 * CHUNK),
+            pairs: ByToken::sums(2 * CHUNK),
             columns: ByToken::columns::<S>(),
         }
     }
@@ -93,7 +93,7 @@ impl<T: Real> Adjoint<T> {
     /// are `[CHUNK, V]`.
     #[inline(always)]
     pub fn solve<S: Simd>(&mut self, simd: S, chunk: &Chunk<T>, u: &[T], errors: &[T]) {
-        self.by_state.rows::<S>(&mut self.du);
+        self.by_state.rows(&mut self.du);
         let zero = T::splat(simd, T::zero());
         let (du, errors) = (T::vectors::<S>(&self.du), T::vectors::<S>(errors));
         let (read, d_o) = self.cotangents.split_at_mut(CHUNK * self.height);
@@ -131,7 +131,7 @@ impl<T: Real> Adjoint<T> {
             self.columns.transpose::<S>(&block(simd, u, b));
             self.pairs.add(simd, &block::<S, T, { 2 * CHUNK }>(simd, &self.cotangents, b), &self.columns);
         }
-        self.pairs.rows::<S>(self.of_pairs.as_flattened_mut());
+        self.pairs.rows(self.of_pairs.as_flattened_mut());
         for of_pairs in &mut self.of_pairs {
             of_pairs[CHUNK..].iter_mut().for_each(|of_pair| *of_pair = self.scale * *of_pair);
         }

@@ -4,7 +4,7 @@ use ndarray::{Array4, ArrayView2, ArrayView4, ArrayViewMut2, ArrayViewMut4, Axis
 
 use super::forward::{forward, groups};
 use super::lane::{Group, Lane};
-use super::pages::zeros;
+use super::pages::unwritten;
 use super::work::{cut, run_all};
 use super::{Gradients, OfOutput, Real, Views};
 use crate::ops::WantedGradients;
@@ -27,22 +27,21 @@ pub(crate) fn backward<T: Real>(
     let (states_shape, errors_shape) = inputs.kept_shapes();
 
     // Of queries and keys as each value head reads them.
-    let per_value_head = || zeros::<T, _>([batch, time, value_heads, key_dim]);
+    let per_value_head = || unwritten::<T, _>([batch, time, value_heads, key_dim]);
     let [mut q, mut k, mut g] = [wanted.q, wanted.k, wanted.g].map(|wanted| wanted.then(per_value_head));
-    let (d_o, mut dv) = match d_o {
-        OfOutput::Zero => (None, None),
-        OfOutput::Given(d_o) => (Some(d_o), None),
-        OfOutput::ForValues(dv) => (None, Some(dv)),
-    };
-    let in_place = dv.is_some();
-    let mut v = (wanted.v && !in_place).then(|| zeros([batch, time, value_heads, value_dim]));
-    dv = dv.or_else(|| v.as_mut().map(|v| v.view_mut()));
-    let mut beta = wanted.beta.then(|| zeros([batch, time, value_heads]));
-    let mut initial_state = wanted.initial_state.then(|| zeros([batch, value_heads, key_dim, value_dim]));
+    let in_place = matches!(d_o, OfOutput::ForValues(_));
+    let mut v = (wanted.v && !in_place).then(|| unwritten([batch, time, value_heads, value_dim]));
+    let mut beta = wanted.beta.then(|| unwritten([batch, time, value_heads]));
+    let mut initial_state = wanted.initial_state.then(|| unwritten([batch, value_heads, key_dim, value_dim]));
     let tasks = {
-        let [mut dq, mut dk, mut dg] =
-            [&mut q, &mut k, &mut g].map(|x| parts(x.as_mut().map(|x| x.view_mut()), Axis(2)));
-        let mut dv = parts(dv, Axis(2));
+        let [mut dq, mut dk, mut dv, mut dg] =
+            [&mut q, &mut k, &mut v, &mut g].map(|x| parts(x.as_mut().map(|x| x.view_mut()), Axis(2)));
+        let (given, replaced) = match d_o {
+            OfOutput::Zero => (None, None),
+            OfOutput::Given(d_o) => (Some(d_o), None),
+            OfOutput::ForValues(dv) => (None, Some(dv)),
+        };
+        let mut replaced = parts(replaced, Axis(2));
         let mut d_state = parts(initial_state.as_mut().map(|x| x.view_mut()), Axis(1));
         let mut d_beta = beta.iter_mut().flat_map(|beta| {
             cut(beta.view_mut(), Axis(0), 1).flat_map(|x| cut(x, Axis(2), 1)).map(|x| x.slice_move(s![0, .., 0]))
@@ -59,10 +58,13 @@ pub(crate) fn backward<T: Real>(
                 state: inputs.initial_state.as_ref().map(|state| state.slice(s![b, hv, .., ..])),
                 kept: states.into_shape_with_order(states_shape).expect("so many numbers"),
                 errors: errors.into_shape_with_order(errors_shape).expect("so many numbers"),
-                d_o: d_o.as_ref().map(|d_o| d_o.slice(s![b, .., hv, ..])),
+                d_o: match (given, replaced.next()) {
+                    (_, Some(dv)) => OfOutput::ForValues(dv),
+                    (Some(d_o), None) => OfOutput::Given(d_o.slice_move(s![b, .., hv, ..])),
+                    (None, None) => OfOutput::Zero,
+                },
                 d_final_state: d_final_state.as_ref().map(|d_state| d_state.slice(s![b, hv, .., ..])),
                 scale: T::from(scale).expect("a float"),
-                in_place,
                 dq: dq.next(),
                 dk: dk.next(),
                 dv: dv.next(),
@@ -75,6 +77,13 @@ pub(crate) fn backward<T: Real>(
     };
     run_all(tasks, lanes * time * key_dim * value_dim);
 
+    // SAFETY: the tasks have all lanes between them, and each writes every token of the gradients that are wanted of it, and
+    // that of its state.
+    #[allow(unsafe_code)]
+    let ([q, k, v, g, initial_state], beta) = unsafe {
+        let [q, k, v, g, initial_state] = [q, k, v, g, initial_state].map(|x| x.map(|x| x.assume_init()));
+        ([q, k, v, g, initial_state], beta.map(|x| x.assume_init()))
+    };
     let of_heads = |x: Array4<T>| match group {
         1 => x,
         _ => {

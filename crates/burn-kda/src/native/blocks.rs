@@ -4,7 +4,7 @@ use ndarray::{ArrayView2, ArrayViewMut2, Axis};
 use pulp::Simd;
 
 use super::Real;
-use super::rows::{copy, paste};
+use super::rows::{Place, copy, paste};
 use super::tile::Pair;
 
 /// A matrix as blocks of two vectors of columns, each with its rows one after the other; columns and rows padded with zeros.
@@ -39,7 +39,7 @@ impl<T: Real, S: Simd> Blocks<T, S> {
     }
 
     #[inline(always)]
-    pub fn store(&mut self, mut matrix: ArrayViewMut2<T>) {
+    pub fn store(&mut self, mut matrix: ArrayViewMut2<impl Place<T>>) {
         for (d, values) in matrix.rows_mut().into_iter().enumerate() {
             let (pairs, _) = T::vectors_mut::<S>(&mut self.row).as_chunks_mut();
             for (block, pair) in self.pairs.chunks_exact(self.height).zip(pairs) {
@@ -56,12 +56,12 @@ impl<T: Real, S: Simd> Blocks<T, S> {
     }
 
     #[inline(always)]
-    pub fn store_columns(&self, mut matrix: ArrayViewMut2<T>) {
+    pub fn store_columns(&self, mut matrix: ArrayViewMut2<impl Place<T>>) {
         let rows = matrix.axis_chunks_iter_mut(Axis(0), 2 * T::lanes::<S>());
         for (mut rows, block) in rows.zip(self.pairs.chunks_exact(self.height)) {
             for (lane, mut row) in rows.rows_mut().into_iter().enumerate() {
                 for (v, pair) in block[..row.len()].iter().enumerate() {
-                    row[v] = T::scalars::<S>(&pair.0)[lane];
+                    row[v].put(T::scalars::<S>(&pair.0)[lane]);
                 }
             }
         }

@@ -8,36 +8,33 @@ use super::rows::Aligned;
 use super::tile::{Pair, contract};
 
 /// Numbers `[rows, tokens, group]` as [`contract`] takes them, for the tokens of a chunk. A group is the columns that share a
-/// vector, [`Real::group`]: a row has values of so many columns, or parts of a sum over columns.
+/// broadcast, [`Real::GROUP`]: a row has values of so many columns, or parts of a sum over columns.
 pub(super) struct ByToken<T> {
     pub numbers: Aligned<T>,
     rows: usize,
 }
 
 impl<T: Real> ByToken<T> {
+    /// Of a row: 128 bytes, which are whole vectors of every machine.
+    const WIDTH: usize = CHUNK * T::GROUP;
+
     /// Sums in so many rows.
-    pub fn sums<S: Simd>(rows: usize) -> Self {
-        Self { numbers: Aligned::zeros(rows * Self::vectors::<S>() * T::lanes::<S>()), rows }
+    pub fn sums(rows: usize) -> Self {
+        Self { numbers: Aligned::zeros(rows * Self::WIDTH), rows }
     }
 
     /// Columns of a block.
     pub fn columns<S: Simd>() -> Self {
-        Self::sums::<S>(2 * T::lanes::<S>() / T::group::<S>())
-    }
-
-    /// Of a row; whole ones.
-    fn vectors<S: Simd>() -> usize {
-        (CHUNK * T::group::<S>()).div_ceil(T::lanes::<S>())
+        Self::sums(2 * T::lanes::<S>() / T::GROUP)
     }
 
     /// Takes in the columns of each token.
     #[inline(always)]
     pub fn transpose<S: Simd>(&mut self, values: &[Pair<T::Vector<S>>; CHUNK]) {
-        let (group, width) = (T::group::<S>(), Self::vectors::<S>() * T::lanes::<S>());
         for (i, value) in values.iter().enumerate() {
-            let columns = T::scalars::<S>(&value.0).chunks_exact(group);
-            for (row, columns) in self.numbers.chunks_exact_mut(width).zip(columns) {
-                row[i * group..][..group].copy_from_slice(columns);
+            let columns = T::scalars::<S>(&value.0).chunks_exact(T::GROUP);
+            for (row, columns) in self.numbers.chunks_exact_mut(Self::WIDTH).zip(columns) {
+                row[i * T::GROUP..][..T::GROUP].copy_from_slice(columns);
             }
         }
     }
@@ -46,27 +43,21 @@ impl<T: Real> ByToken<T> {
     #[inline(always)]
     pub fn add<S: Simd>(&mut self, simd: S, block: &[Pair<T::Vector<S>>], columns: &Self) {
         let (columns, sums) = (T::vectors::<S>(&columns.numbers), T::vectors_mut::<S>(&mut self.numbers));
-        match Self::vectors::<S>() {
-            1 => contract::<S, T, 8, 1>(simd, block, columns.as_chunks().0, sums.as_chunks_mut().0),
+        match Self::WIDTH / T::lanes::<S>() {
             2 => contract::<S, T, 4, 2>(simd, block, columns.as_chunks().0, sums.as_chunks_mut().0),
             4 => contract::<S, T, 2, 4>(simd, block, columns.as_chunks().0, sums.as_chunks_mut().0),
-            _ => contract::<S, T, 1, 8>(simd, block, columns.as_chunks().0, sums.as_chunks_mut().0),
+            8 => contract::<S, T, 1, 8>(simd, block, columns.as_chunks().0, sums.as_chunks_mut().0),
+            vectors => unreachable!("{vectors} vectors of 16, 32 or 64 bytes"),
         }
     }
 
-    /// The rows of each token, `[CHUNK, rows]`, their parts added up; there are whole chunks of rows.
+    /// The rows of each token, `[CHUNK, rows]`, their parts added up; there are whole groups of rows.
     #[inline(always)]
-    pub fn rows<S: Simd>(&self, to: &mut [T]) {
-        let (group, width) = (T::group::<S>(), Self::vectors::<S>() * T::lanes::<S>());
-        for (r, rows) in self.numbers.chunks_exact(CHUNK * width).enumerate() {
-            let mut square = [[T::zero(); CHUNK]; CHUNK];
-            for (i, row) in rows.chunks_exact(width).enumerate() {
-                for (to, parts) in square.iter_mut().zip(row[..CHUNK * group].chunks_exact(group)) {
-                    to[i] = parts.iter().fold(T::zero(), |sum, &part| sum + part);
-                }
-            }
-            for (to, row) in to.chunks_exact_mut(self.rows).zip(square) {
-                to.as_chunks_mut::<CHUNK>().0[r] = row;
+    pub fn rows(&self, to: &mut [T]) {
+        for (r, rows) in self.numbers.chunks_exact(T::GROUP * Self::WIDTH).enumerate() {
+            for i in 0..CHUNK {
+                let to = &mut to[i * self.rows + r * T::GROUP..][..T::GROUP];
+                T::group_sums(&rows[i * T::GROUP..], Self::WIDTH, to);
             }
         }
     }

@@ -40,7 +40,7 @@ pub(super) struct Chunk<T> {
     pub beta: [T; CHUNK],
     pub tokens: usize,
     /// Of one token.
-    rows: [Aligned<T>; 7],
+    rows: [Aligned<T>; 6],
 }
 
 /// One token of the inputs of one head.
@@ -82,7 +82,7 @@ impl<T: Real> Chunk<T> {
         T: 'a,
     {
         let width = self.width;
-        let [q_row, k_row, g_row, total, rest, carry_within, zero] = &mut self.rows;
+        let [q_row, k_row, g_row, total, rest, carry_within] = &mut self.rows;
         for sum in [&mut *total, &mut *rest, &mut *carry_within] {
             sum.fill(T::zero());
         }
@@ -97,7 +97,7 @@ impl<T: Real> Chunk<T> {
         for (n, token) in tokens.enumerate() {
             let (q, k, g) = (row(&token.q, q_row), row(&token.k, k_row), row(&token.g, g_row));
             let a = &mut self.decays[n * width..][..width];
-            T::decays::<FMA>(g, zero, carry_within, a);
+            T::decays::<FMA>(g, None, carry_within, a);
             let (q, k, g, a) = (vectors(q), vectors(k), vectors(g), vectors(a));
             let (keys, queries) = self.reads.split_at_mut(CHUNK * width);
             let by_key = T::vectors_mut::<S>(&mut keys[n * width..][..width]);
@@ -144,7 +144,7 @@ impl<T: Real> Chunk<T> {
             rows[self.tokens * width..].fill(T::zero());
         }
         self.reads[(CHUNK + self.tokens) * width..].fill(T::zero());
-        T::decays::<FMA>(total, rest, carry, &mut self.decay);
+        T::decays::<FMA>(total, Some(rest), carry, &mut self.decay);
     }
 
     /// The writes of a block of columns from its state before the chunk and its values, its outputs and, if wanted, the errors

@@ -2,7 +2,7 @@
 
 use ndarray::{Axis, s};
 
-use super::pages::zeros;
+use super::pages::unwritten;
 use super::task::{Group, Task};
 use super::work::{cut, run_all};
 use super::{Outputs, Real, Views};
@@ -21,11 +21,11 @@ pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep: bool) -> Out
     let group = value_heads / heads;
     let scale = T::from(scale).expect("a float");
 
-    let mut o = zeros([batch, time, value_heads, value_dim]);
-    let mut final_state = zeros([batch, value_heads, key_dim, value_dim]);
+    let mut o = unwritten([batch, time, value_heads, value_dim]);
+    let mut final_state = unwritten([batch, value_heads, key_dim, value_dim]);
     let (states_shape, errors_shape) = inputs.kept_shapes();
     let of_states = states_shape.0 * key_dim * value_dim;
-    let mut kept = keep.then(|| zeros([lanes, of_states + time * value_dim]));
+    let mut kept = keep.then(|| unwritten([lanes, of_states + time * value_dim]));
 
     let threads = rayon::current_num_threads();
     let columns = if threads == 1 || lanes >= 4 * threads { value_dim } else { COLUMNS };
@@ -61,7 +61,16 @@ pub(crate) fn forward<T: Real>(inputs: &Views<T>, scale: f64, keep: bool) -> Out
     let groups = groups(tasks, count, Group);
     drop(kept_parts);
     run_all(groups, lanes * time * key_dim * value_dim);
-    Outputs { o, final_state, kept }
+    // SAFETY: the tasks have all lanes and columns between them, and each writes every token of its outputs, its final state
+    // and, if they are kept, the state before every `KEEP_EVERY`th token and the errors of every token.
+    #[allow(unsafe_code)]
+    unsafe {
+        Outputs {
+            o: o.assume_init(),
+            final_state: final_state.assume_init(),
+            kept: kept.map(|kept| kept.assume_init()),
+        }
+    }
 }
 
 /// Tasks that take turns, `count` all in all, in as few groups as give each thread the same. With more, a thread that comes

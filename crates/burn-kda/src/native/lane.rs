@@ -3,19 +3,20 @@
 //! Segments of [`KEEP_EVERY`] tokens, from the last to the first. In each, the state goes forward again, from the one that was
 //! kept and with the errors that were kept, and leaves itself before every chunk; then its cotangent comes back.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use ndarray::{ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, ArrayViewMut2, Axis};
+use ndarray::{ArrayView1, ArrayView2, ArrayView3, ArrayViewMut1, ArrayViewMut2, Axis, Ix2};
 use pulp::Simd;
 
 use super::adjoint::{Adjoint, block};
 use super::blocks::{Blocks, load_columns};
 use super::chunk::{CHUNK, Chunk, Token};
 use super::prefetch::prefetch;
-use super::rows::{Aligned, copy, paste};
+use super::rows::{Aligned, Place, copy, paste};
 use super::tile::{Pair, padded, update_columns_to};
 use super::work::Work;
-use super::{KEEP_EVERY, Real};
+use super::{KEEP_EVERY, OfOutput, Real};
 
 pub(super) struct Lane<'a, T> {
     /// `[T, K]`.
@@ -30,20 +31,17 @@ pub(super) struct Lane<'a, T> {
     /// As the forward pass kept them, `[N, K, V]` and `[T, V]`.
     pub kept: ArrayView3<'a, T>,
     pub errors: ArrayView2<'a, T>,
-    /// `[T, V]`.
-    pub d_o: Option<ArrayView2<'a, T>>,
+    pub d_o: OfOutput<'a, T, Ix2>,
     /// `[K, V]`.
     pub d_final_state: Option<ArrayView2<'a, T>>,
     pub scale: T,
-    /// Whether what is in `dv` so far is `d_o`.
-    pub in_place: bool,
-    /// As the inputs; none if it is not wanted.
-    pub dq: Option<ArrayViewMut2<'a, T>>,
-    pub dk: Option<ArrayViewMut2<'a, T>>,
-    pub dv: Option<ArrayViewMut2<'a, T>>,
-    pub dg: Option<ArrayViewMut2<'a, T>>,
-    pub d_beta: Option<ArrayViewMut1<'a, T>>,
-    pub d_state: Option<ArrayViewMut2<'a, T>>,
+    /// As the inputs; none if it is not wanted, or in place of `d_o`.
+    pub dq: Option<ArrayViewMut2<'a, MaybeUninit<T>>>,
+    pub dk: Option<ArrayViewMut2<'a, MaybeUninit<T>>>,
+    pub dv: Option<ArrayViewMut2<'a, MaybeUninit<T>>>,
+    pub dg: Option<ArrayViewMut2<'a, MaybeUninit<T>>>,
+    pub d_beta: Option<ArrayViewMut1<'a, MaybeUninit<T>>>,
+    pub d_state: Option<ArrayViewMut2<'a, MaybeUninit<T>>>,
 }
 
 /// Lanes of one thread, which take turns at a segment, as those of the forward pass do.
@@ -118,7 +116,11 @@ impl<'a, T: Real> Lane<'a, T> {
     /// `[T, V]`.
     #[inline(always)]
     fn of_output(&self) -> Option<ArrayView2<'_, T>> {
-        if self.in_place { self.dv.as_ref().map(|dv| dv.view()) } else { self.d_o }
+        match &self.d_o {
+            OfOutput::Zero => None,
+            OfOutput::Given(d_o) => Some(d_o.view()),
+            OfOutput::ForValues(d_o) => Some(d_o.view()),
+        }
     }
 
     /// The state before token `start`, if the forward pass kept it: `[K, V]`.
@@ -238,19 +240,28 @@ impl<'a, T: Real> Lane<'a, T> {
     /// The gradients of a chunk.
     #[inline(always)]
     fn give(&mut self, tokens: Range<usize>, adjoint: &Adjoint<T>) {
-        let of_tokens = [(&adjoint.dq, &mut self.dq), (&adjoint.dk, &mut self.dk), (&adjoint.dg, &mut self.dg)];
-        for (rows, gradient) in of_tokens.into_iter().chain([(&adjoint.dv, &mut self.dv)]) {
+        let Adjoint { dq, dk, dv, dg, .. } = adjoint;
+        for (rows, gradient) in [(dq, &mut self.dq), (dk, &mut self.dk), (dv, &mut self.dv), (dg, &mut self.dg)] {
             if let Some(gradient) = gradient {
-                for (t, row) in tokens.clone().zip(rows.chunks_exact(rows.len() / CHUNK)) {
-                    paste(&row[..gradient.ncols()], gradient.row_mut(t));
-                }
+                give(rows, tokens.clone(), gradient.view_mut());
             }
+        }
+        if let OfOutput::ForValues(gradient) = &mut self.d_o {
+            give(dv, tokens.clone(), gradient.view_mut());
         }
         if let Some(gradient) = &mut self.d_beta {
             for (t, &d_beta) in tokens.zip(&adjoint.d_beta) {
-                gradient[t] = d_beta;
+                gradient[t].write(d_beta);
             }
         }
+    }
+}
+
+/// Rows of a chunk as some of a matrix.
+#[inline(always)]
+fn give<T: Real>(rows: &[T], tokens: Range<usize>, mut matrix: ArrayViewMut2<impl Place<T>>) {
+    for (t, row) in tokens.zip(rows.chunks_exact(rows.len() / CHUNK)) {
+        paste(&row[..matrix.ncols()], matrix.row_mut(t));
     }
 }
 

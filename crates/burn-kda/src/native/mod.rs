@@ -31,7 +31,8 @@ pub(crate) use real::Real;
 pub(crate) use step::step;
 
 use ndarray::{
-    Array2, Array3, Array4, ArrayBase, ArrayView3, ArrayView4, ArrayViewD, ArrayViewMut4, Ix3, Ix4, IxDyn, RawData,
+    Array2, Array3, Array4, ArrayBase, ArrayView, ArrayView3, ArrayView4, ArrayViewD, ArrayViewMut, Ix3, Ix4, IxDyn,
+    RawData,
 };
 
 /// The forward pass keeps the state before every so many tokens, where the backward pass starts again.
@@ -59,12 +60,12 @@ pub(crate) struct Outputs<T> {
     pub kept: Option<Array2<T>>,
 }
 
-/// The cotangent of the output, `[B, T, HV, V]`.
-pub(crate) enum OfOutput<'a, T> {
+/// The cotangent of the output, `[B, T, HV, V]`, or of one recurrence, `[T, V]`.
+pub(crate) enum OfOutput<'a, T, D = Ix4> {
     Zero,
-    Given(ArrayView4<'a, T>),
+    Given(ArrayView<'a, T, D>),
     /// To be replaced by the gradient of the values.
-    ForValues(ArrayViewMut4<'a, T>),
+    ForValues(ArrayViewMut<'a, T, D>),
 }
 
 /// Row-major gradients in the shapes of [`Views`]: those that were asked for, and have no memory yet.

@@ -1,16 +1,32 @@
 //! Memory for results.
 
-use ndarray::{Array, ShapeBuilder};
+use std::mem::MaybeUninit;
+
+use ndarray::{Array, Dimension, ShapeBuilder};
 
 use super::Real;
 
 /// Zeros, in large pages if there are enough of them: a small one costs about as much as what is computed to fill it.
 pub(super) fn zeros<T: Real, Sh: ShapeBuilder>(shape: Sh) -> Array<T, Sh::Dim> {
-    let zeros = Array::zeros(shape);
-    if let Some(memory) = zeros.as_slice_memory_order() {
+    in_large_pages(Array::zeros(shape))
+}
+
+/// Memory as it is found, likewise, for tasks that write to all of it: zeros would be written first wherever the pages have
+/// been used before.
+pub(super) fn unwritten<T: Real, Sh: ShapeBuilder>(shape: Sh) -> Array<MaybeUninit<T>, Sh::Dim> {
+    let mut memory = in_large_pages(Array::uninit(shape));
+    if cfg!(debug_assertions) {
+        // So that tests see what was left out.
+        memory.fill(MaybeUninit::new(T::nan()));
+    }
+    memory
+}
+
+fn in_large_pages<T, D: Dimension>(array: Array<T, D>) -> Array<T, D> {
+    if let Some(memory) = array.as_slice_memory_order() {
         ask_for_large_pages(memory);
     }
-    zeros
+    array
 }
 
 /// Before the memory is first written to.

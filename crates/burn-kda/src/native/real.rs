@@ -14,7 +14,7 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
     /// A decay near 1 is rounded to `1 - n 2^-24` in f32; without the carry, tokens with the same decay round the same
     /// way, and a state that is kept for thousands of them decays at another rate. `rest` belongs to `g`: what the
     /// rounding of a sum has left out.
-    fn decays<const FMA: bool>(g: &[Self], rest: &[Self], carry: &mut [Self], decay: &mut [Self]);
+    fn decays<const FMA: bool>(g: &[Self], rest: Option<&[Self]>, carry: &mut [Self], decay: &mut [Self]);
 
     /// `exp(x)` of a number that is not positive, to a rounding or two.
     fn exp_of_negative<const FMA: bool>(self) -> Self;
@@ -43,12 +43,14 @@ pub(crate) trait Real: Float + Send + Sync + 'static {
     /// The same number in every lane.
     fn splat<S: Simd>(simd: S, x: Self) -> Self::Vector<S>;
 
-    /// Neighbours that [`splat_group`](Self::splat_group) repeats.
-    fn group<S: Simd>() -> usize;
+    /// Numbers in 16 bytes, which a machine broadcasts as it does a single one.
+    const GROUP: usize = 16 / size_of::<Self>();
 
-    /// The `n`th group of numbers, over and over. A broadcast of two costs what one of one does, and two columns of eight
-    /// tokens fill a vector of AVX-512.
+    /// The `n`th group of numbers, over and over.
     fn splat_group<S: Simd>(simd: S, x: &[Self], n: usize) -> Self::Vector<S>;
+
+    /// The sum of each of [`GROUP`](Self::GROUP) groups, which lie `stride` apart.
+    fn group_sums(groups: &[Self], stride: usize, sums: &mut [Self]);
 
     /// `a + b`.
     fn vector_add<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
@@ -157,13 +159,19 @@ impl Real for f32 {
     }
 
     #[inline(always)]
-    fn group<S: Simd>() -> usize {
-        2
+    fn splat_group<S: Simd>(simd: S, x: &[f32], n: usize) -> S::f32s {
+        cast(simd.splat_c64s(cast(x.as_chunks::<{ Self::GROUP }>().0[n])))
     }
 
     #[inline(always)]
-    fn splat_group<S: Simd>(simd: S, x: &[f32], n: usize) -> S::f32s {
-        cast(simd.splat_u64s(cast(x.as_chunks::<2>().0[n])))
+    fn group_sums(groups: &[f32], stride: usize, sums: &mut [f32]) {
+        let mut pairs = [[0.0; 4]; 2];
+        for (i, pairs) in pairs.iter_mut().enumerate() {
+            let (a, b) = (&groups[2 * i * stride..][..4], &groups[(2 * i + 1) * stride..][..4]);
+            *pairs = [a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]];
+        }
+        let [a, b] = pairs;
+        sums.copy_from_slice(&[a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]]);
     }
 
     #[inline(always)]
@@ -183,20 +191,30 @@ impl Real for f32 {
     }
 
     #[inline(always)]
-    fn decays<const FMA: bool>(g: &[f32], rest: &[f32], carry: &mut [f32], decay: &mut [f32]) {
-        for (((&g, &rest), carry), decay) in g.iter().zip(rest).zip(carry).zip(decay) {
-            let (expm1, power) = expm1_and_power::<FMA>(g);
-            // Of a decay that is 0 nothing is left out.
-            let want = expm1 + *carry + if g > LEAST { rest } else { 0.0 };
-            let got = 1.0 + want;
-            *carry = want - (got - 1.0); // exact: `got` is within a factor of 2 of 1
-            *decay = got * power;
+    fn decays<const FMA: bool>(g: &[f32], rest: Option<&[f32]>, carry: &mut [f32], decay: &mut [f32]) {
+        let numbers = g.iter().zip(carry).zip(decay);
+        match rest {
+            None => numbers.for_each(|((&g, carry), decay)| *decay = with_carry::<FMA>(g, 0.0, carry)),
+            Some(rest) => numbers.zip(rest).for_each(|(((&g, carry), decay), &rest)| {
+                // Of a decay that is 0 nothing is left out.
+                *decay = with_carry::<FMA>(g, if g > LEAST { rest } else { 0.0 }, carry);
+            }),
         }
     }
 }
 
 /// Its exponential is taken for 0.
 const LEAST: f32 = -88.0;
+
+/// A decay of [`Real::decays`].
+#[inline(always)]
+fn with_carry<const FMA: bool>(g: f32, rest: f32, carry: &mut f32) -> f32 {
+    let (expm1, power) = expm1_and_power::<FMA>(g);
+    let want = expm1 + *carry + rest;
+    let got = 1.0 + want;
+    *carry = want - (got - 1.0); // exact: `got` is within a factor of 2 of 1
+    got * power
+}
 
 /// `exp(x) = (1 + expm1) * power` with `power` a power of two (0 below the normal numbers, and at `-inf`).
 ///
@@ -208,13 +226,14 @@ fn expm1_and_power<const FMA: bool>(x: f32) -> (f32, f32) {
     const ROUND: f32 = 12_582_912.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    const TAYLOR: [f32; 7] = [1.0 / 40320.0, 1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5];
+    const FIRST: f32 = 1.0 / 40320.0;
+    const TAYLOR: [f32; 6] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5];
 
     let x = if x < LEAST { LEAST } else { x }; // keeps NaN
     let shifted = x.fma::<FMA>(std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
     let r = (-n).fma::<FMA>(LN_2_LOW, (-n).fma::<FMA>(LN_2_HIGH, x));
-    let tail = TAYLOR.iter().fold(0.0, |sum: f32, &term| sum.fma::<FMA>(r, term));
+    let tail = TAYLOR.iter().fold(FIRST, |sum, &term| sum.fma::<FMA>(r, term));
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(1.0_f32.to_bits()));
     ((tail * r).fma::<FMA>(r, r), power)
 }
@@ -242,13 +261,14 @@ impl Real for f64 {
     }
 
     #[inline(always)]
-    fn group<S: Simd>() -> usize {
-        1
+    fn splat_group<S: Simd>(simd: S, x: &[f64], n: usize) -> S::f64s {
+        cast(simd.splat_c64s(cast(x.as_chunks::<{ Self::GROUP }>().0[n])))
     }
 
     #[inline(always)]
-    fn splat_group<S: Simd>(simd: S, x: &[f64], n: usize) -> S::f64s {
-        simd.splat_f64s(x[n])
+    fn group_sums(groups: &[f64], stride: usize, sums: &mut [f64]) {
+        let (a, b) = (&groups[..2], &groups[stride..][..2]);
+        sums.copy_from_slice(&[a[0] + a[1], b[0] + b[1]]);
     }
 
     #[inline(always)]
@@ -262,7 +282,7 @@ impl Real for f64 {
     }
 
     #[inline(always)]
-    fn decays<const FMA: bool>(g: &[f64], _: &[f64], _: &mut [f64], decay: &mut [f64]) {
+    fn decays<const FMA: bool>(g: &[f64], _: Option<&[f64]>, _: &mut [f64], decay: &mut [f64]) {
         for (&g, decay) in g.iter().zip(decay) {
             *decay = g.exp();
         }
@@ -275,7 +295,7 @@ mod tests {
 
     fn decays(g: &[f32]) -> Vec<f32> {
         let (mut carry, mut decay) = (vec![0.0; g.len()], vec![0.0; g.len()]);
-        f32::decays::<false>(g, &vec![0.0; g.len()], &mut carry, &mut decay);
+        f32::decays::<false>(g, None, &mut carry, &mut decay);
         decay
     }
 
@@ -301,7 +321,7 @@ mod tests {
             let (mut carry, mut decay) = ([0.0], [0.0]);
             let mut product = 0.0;
             for _ in 0..10_000 {
-                f32::decays::<false>(&[g], &[0.0], &mut carry, &mut decay);
+                f32::decays::<false>(&[g], None, &mut carry, &mut decay);
                 product += f64::from(decay[0]).ln();
             }
             let want = 1e4 * f64::from(g);

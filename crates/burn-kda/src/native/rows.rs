@@ -1,5 +1,6 @@
 //! Rows from and to wherever they lie.
 
+use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut, Range};
 
 use ndarray::{ArrayView1, ArrayViewMut1};
@@ -15,10 +16,29 @@ pub(super) fn copy<T: Real>(from: ArrayView1<T>, to: &mut [T]) {
 }
 
 #[inline(always)]
-pub(super) fn paste<T: Real>(from: &[T], mut to: ArrayViewMut1<T>) {
+pub(super) fn paste<T: Real, P: Place<T>>(from: &[T], mut to: ArrayViewMut1<P>) {
     match to.as_slice_mut() {
-        Some(to) => to.copy_from_slice(from),
-        None => to.iter_mut().zip(from).for_each(|(to, &from)| *to = from),
+        Some(to) => to.iter_mut().zip(from).for_each(|(to, &from)| to.put(from)),
+        None => to.iter_mut().zip(from).for_each(|(to, &from)| to.put(from)),
+    }
+}
+
+/// A place for a number, written to before or not.
+pub(super) trait Place<T> {
+    fn put(&mut self, number: T);
+}
+
+impl<T: Real> Place<T> for T {
+    #[inline(always)]
+    fn put(&mut self, number: T) {
+        *self = number;
+    }
+}
+
+impl<T: Real> Place<T> for MaybeUninit<T> {
+    #[inline(always)]
+    fn put(&mut self, number: T) {
+        self.write(number);
     }
 }
 

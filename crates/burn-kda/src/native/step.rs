@@ -91,13 +91,16 @@ impl<T: Real> Work for Steps<'_, T> {
     }
 }
 
+/// Rows of [`Token::keys`].
+const KEYS: usize = 6;
+
 /// What the rows of a state share, padded with zeros.
 struct Token<T> {
     beta: T,
     /// `scale q . k`.
     see: T,
-    /// `[7, K]`: the decay; what its rounding leaves out, times the decay, since the next call knows nothing of it; `k`; `k`
-    /// and scaled `q` times the decay; `g`; zeros.
+    /// `[KEYS, K]`: the decay; what its rounding leaves out, times the decay, since the next call knows nothing of it; `k`; `k`
+    /// and scaled `q` times the decay; `g`.
     keys: Aligned<T>,
     /// `[2, V]`: values, then writes; output.
     values: Aligned<T>,
@@ -105,20 +108,20 @@ struct Token<T> {
 
 impl<T: Real> Token<T> {
     fn new(key_dim: usize, value_dim: usize) -> Self {
-        let (keys, values) = (Aligned::zeros(7 * key_dim), Aligned::zeros(2 * value_dim));
+        let (keys, values) = (Aligned::zeros(KEYS * key_dim), Aligned::zeros(2 * value_dim));
         Self { beta: T::zero(), see: T::zero(), keys, values }
     }
 
     #[inline(always)]
     fn prepare<S: Simd, const FMA: bool>(&mut self, simd: S, step: &Step<T>) {
-        let [decay, rest, k, k_decayed, q_decayed, g, zero] = split(&mut self.keys);
-        let [u, _] = split(&mut self.values);
+        let [decay, rest, k, k_decayed, q_decayed, g] = split::<T, KEYS>(&mut self.keys);
+        let [u, _] = split::<T, 2>(&mut self.values);
         copy(step.k, &mut k[..step.k.len()]);
         copy(step.q, &mut q_decayed[..step.q.len()]);
         copy(step.g, &mut g[..step.g.len()]);
         copy(step.v, &mut u[..step.v.len()]);
         rest.fill(T::zero());
-        T::decays::<FMA>(g, zero, rest, decay);
+        T::decays::<FMA>(g, None, rest, decay);
         self.beta = step.beta;
         let mul = T::vector_mul::<S>;
         let (scale, mut see) = (T::splat(simd, step.scale), T::splat(simd, T::zero()));
@@ -152,7 +155,7 @@ impl<T: Real> Token<T> {
     /// at a time is slower still. Returns `M`.
     #[inline(always)]
     fn columns<S: Simd, const M: usize>(&mut self, simd: S, state: &mut [T], next: &[T], first: usize) -> usize {
-        let [decay, rest, k, k_decayed, q_decayed, _, _] = split(&mut self.keys);
+        let [decay, rest, k, k_decayed, q_decayed, _] = split::<T, KEYS>(&mut self.keys);
         let values = split::<T, 2>(&mut self.values);
         let width = values[0].len();
         let [u, o] = values.map(|values| &mut T::vectors_mut::<S>(values)[first..][..M]);

@@ -1,5 +1,7 @@
 //! Some columns of one state through all tokens.
 
+use std::mem::MaybeUninit;
+
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut2, ArrayViewMut3, Axis};
 use pulp::Simd;
 
@@ -28,12 +30,15 @@ pub(super) struct Task<'a, T> {
     pub state: Option<ArrayView2<'a, T>>,
     pub scale: T,
     /// `[T, V]`.
-    pub o: ArrayViewMut2<'a, T>,
+    pub o: ArrayViewMut2<'a, MaybeUninit<T>>,
     /// `[K, V]`.
-    pub final_state: ArrayViewMut2<'a, T>,
+    pub final_state: ArrayViewMut2<'a, MaybeUninit<T>>,
     /// [`Outputs::kept`](super::Outputs::kept): `[N, K, V]` and `[T, V]`.
-    pub kept: Option<(ArrayViewMut3<'a, T>, ArrayViewMut2<'a, T>)>,
+    pub kept: Option<Kept<'a, MaybeUninit<T>>>,
 }
+
+/// States and errors.
+type Kept<'a, T> = (ArrayViewMut3<'a, T>, ArrayViewMut2<'a, T>);
 
 /// Tasks of one thread. They take turns at [`TURN`] tokens: in memory the heads of a token lie side by side, and the
 /// tokens of a head pages apart.
@@ -130,9 +135,10 @@ impl<T: Real> Task<'_, T> {
         for (i, block) in state.blocks.pairs.chunks_exact_mut(state.blocks.height).enumerate() {
             // Some of the next chunk each time.
             for t in tokens.end + i * CHUNK / count..time.min(tokens.end + (i + 1) * CHUNK / count) {
-                for row in [self.q.row(t), self.k.row(t), self.v.row(t), self.g.row(t), self.o.row(t)] {
+                for row in [self.q.row(t), self.k.row(t), self.v.row(t), self.g.row(t)] {
                     prefetch(row);
                 }
+                prefetch(self.o.row(t));
             }
             let at = |n: usize| n * padded / T::lanes::<S>() + 2 * i;
             let (v, o, errors) = (T::vectors::<S>(v), T::vectors_mut::<S>(o), T::vectors_mut::<S>(errors));

@@ -144,7 +144,7 @@ fn outer<S: Simd, T: Real>(
 }
 
 /// `sums[d] += sum_v block[d][v] columns[v]`: the columns of the block are summed over, as broadcasts of a
-/// [group](Real::group), times as many rows `columns` of `M` vectors.
+/// [group](Real::GROUP), times as many rows `columns` of `M` vectors.
 #[inline(always)]
 pub(super) fn contract<S: Simd, T: Real, const R: usize, const M: usize>(
     simd: S,
@@ -152,11 +152,11 @@ pub(super) fn contract<S: Simd, T: Real, const R: usize, const M: usize>(
     columns: &[[T::Vector<S>; M]],
     sums: &mut [[T::Vector<S>; M]],
 ) {
-    let columns = &columns[..2 * T::lanes::<S>() / T::group::<S>()]; // so many, as the compiler knows
+    let columns = &columns[..2 * T::lanes::<S>() / T::GROUP]; // so many, as the compiler knows
     for (tile, sums) in block.as_chunks::<R>().0.iter().zip(sums.as_chunks_mut::<R>().0) {
         let mut rows: [&[T]; R] = [&[]; R];
         for r in 0..R {
-            rows[r] = &T::scalars::<S>(&tile[r].0)[..columns.len() * T::group::<S>()];
+            rows[r] = &T::scalars::<S>(&tile[r].0)[..columns.len() * T::GROUP];
         }
         let mut x = *sums;
         for (v, column) in columns.iter().enumerate() {
