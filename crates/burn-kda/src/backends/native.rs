@@ -3,7 +3,7 @@
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
-use ndarray::{Array, ArrayD, ArrayView, ArrayViewD, ArrayViewMutD, Dimension, Ix2, IxDyn};
+use ndarray::{Array, ArrayD, ArrayView, ArrayViewD, ArrayViewMutD, Dimension, IxDyn};
 
 use crate::gate::DecayFn;
 use crate::native::layer::{self, Convolution, ConvolutionGradients, Gate, GateGradients, Norm, NormGradients};
@@ -71,15 +71,14 @@ pub(super) fn backward<B: Host<T>, T: Real>(
     let views = Views::new(inputs.each_ref().map(B::view), initial_state.as_ref().map(B::view));
     let [d_o, d_final_state] = cotangents;
     let [states, mut d_o, d_final_state] = [states, d_o, d_final_state].map(hold_maybe);
-    let view = |held| native::four(B::view(held));
     // Both have one shape: the gradient of the values takes the memory of a cotangent that nothing else needs.
     let in_place = wanted.v && d_o.as_mut().is_some_and(B::is_own);
     let of_output = match &mut d_o {
         Some(d_o) if in_place => OfOutput::ForValues(native::four(B::view_mut(d_o))),
-        Some(d_o) => OfOutput::Given(view(d_o)),
+        Some(d_o) => OfOutput::Given(view::<B, T, _>(d_o)),
         None => OfOutput::Zero,
     };
-    let (kept, d_final_state) = (states.as_ref().map(|x| self::view::<B, T, Ix2>(x)), d_final_state.as_ref().map(view));
+    let (kept, d_final_state) = (states.as_ref().map(view::<B, T, _>), d_final_state.as_ref().map(view::<B, T, _>));
     let Gradients { q, k, v, g, beta, initial_state } =
         native::backward(&views, kept, of_output, d_final_state, scale, wanted);
     let [q, k, v, g, initial_state] = [q, k, v, g, initial_state].map(|x| x.map(|x| B::from_array(x.into_dyn())));
