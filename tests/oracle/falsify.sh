@@ -374,7 +374,7 @@ mutant native_batch_shares_the_first_state_cotangent native/backward.rs \
 mutant native_gradients_of_the_first_head_of_a_group native/backward.rs \
     'grouped.sum_axis(Axis(3))' 'grouped.index_axis_move(Axis(3), 0)'
 mutant native_initial_state_gradient_zero native/backward.rs \
-    'v, g, beta, initial_state }' 'v, g, beta, initial_state: initial_state.map(|x| x.mapv(|_| T::zero())) }'
+    'initial_state: initial_state.map(|state| state.assume_init()),' 'initial_state: initial_state.map(|state| state.assume_init().mapv(|_| T::zero())),'
 
 # Around the operator, native.
 mutant native_next_conv_state_is_the_first native/layer/convolution.rs \

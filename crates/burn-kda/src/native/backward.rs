@@ -29,18 +29,17 @@ pub(crate) fn backward<T: Real>(
     // Of queries and keys as each value head reads them.
     let per_value_head = || unwritten::<T, _>([batch, time, value_heads, key_dim]);
     let [mut q, mut k, mut g] = [wanted.q, wanted.k, wanted.g].map(|wanted| wanted.then(per_value_head));
-    let in_place = matches!(d_o, OfOutput::ForValues(_));
-    let mut v = (wanted.v && !in_place).then(|| unwritten([batch, time, value_heads, value_dim]));
+    let (given, replaced) = match d_o {
+        OfOutput::Zero => (None, None),
+        OfOutput::Given(d_o) => (Some(d_o), None),
+        OfOutput::ForValues(dv) => (None, Some(dv)),
+    };
+    let mut v = (wanted.v && replaced.is_none()).then(|| unwritten([batch, time, value_heads, value_dim]));
     let mut beta = wanted.beta.then(|| unwritten([batch, time, value_heads]));
     let mut initial_state = wanted.initial_state.then(|| unwritten([batch, value_heads, key_dim, value_dim]));
     let tasks = {
         let [mut dq, mut dk, mut dv, mut dg] =
             [&mut q, &mut k, &mut v, &mut g].map(|x| parts(x.as_mut().map(|x| x.view_mut()), Axis(2)));
-        let (given, replaced) = match d_o {
-            OfOutput::Zero => (None, None),
-            OfOutput::Given(d_o) => (Some(d_o), None),
-            OfOutput::ForValues(dv) => (None, Some(dv)),
-        };
         let mut replaced = parts(replaced, Axis(2));
         let mut d_state = parts(initial_state.as_mut().map(|x| x.view_mut()), Axis(1));
         let mut d_beta = beta.iter_mut().flat_map(|beta| {
@@ -77,13 +76,6 @@ pub(crate) fn backward<T: Real>(
     };
     run_all(tasks, lanes * time * key_dim * value_dim);
 
-    // SAFETY: the tasks have all lanes between them, and each writes every token of the gradients that are wanted of it, and
-    // that of its state.
-    #[allow(unsafe_code)]
-    let ([q, k, v, g, initial_state], beta) = unsafe {
-        let [q, k, v, g, initial_state] = [q, k, v, g, initial_state].map(|x| x.map(|x| x.assume_init()));
-        ([q, k, v, g, initial_state], beta.map(|x| x.assume_init()))
-    };
     let of_heads = |x: Array4<T>| match group {
         1 => x,
         _ => {
@@ -91,7 +83,19 @@ pub(crate) fn backward<T: Real>(
             grouped.sum_axis(Axis(3))
         }
     };
-    Gradients { q: q.map(of_heads), k: k.map(of_heads), v, g, beta, initial_state }
+    // SAFETY: the tasks have all lanes between them, and each writes every token of the gradients that are wanted of it, and
+    // that of its state.
+    #[allow(unsafe_code)]
+    unsafe {
+        Gradients {
+            q: q.map(|q| of_heads(q.assume_init())),
+            k: k.map(|k| of_heads(k.assume_init())),
+            v: v.map(|v| v.assume_init()),
+            g: g.map(|g| g.assume_init()),
+            beta: beta.map(|beta| beta.assume_init()),
+            initial_state: initial_state.map(|state| state.assume_init()),
+        }
+    }
 }
 
 /// The matrices of a wanted gradient, one per lane; `heads` is its axis of heads.

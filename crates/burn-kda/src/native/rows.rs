@@ -15,8 +15,10 @@ pub(super) fn copy<T: Real>(from: ArrayView1<T>, to: &mut [T]) {
     }
 }
 
+/// As many numbers as there are places.
 #[inline(always)]
 pub(super) fn paste<T: Real, P: Place<T>>(from: &[T], mut to: ArrayViewMut1<P>) {
+    assert_eq!(to.len(), from.len(), "a place for each number, and a number for each place");
     match to.as_slice_mut() {
         Some(to) => to.iter_mut().zip(from).for_each(|(to, &from)| to.put(from)),
         None => to.iter_mut().zip(from).for_each(|(to, &from)| to.put(from)),
