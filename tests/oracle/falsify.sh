@@ -275,7 +275,7 @@ mutant native_own_read_not_scaled native/chunk.rs \
 mutant native_erases_without_beta native/chunk.rs \
     'write[i] = T::vector_mul(simd, T::splat(simd, self.beta[i]), error);' 'write[i] = error;'
 mutant native_erases_earlier_tokens_without_beta native/chunk.rs \
-    '(self.meet[n][j], self.erase[n][j]) = (-by_key, -token.beta * by_key);
+    '(self.meet[n][j], self.erase[n][j]) = (-by_key, -beta * by_key);
                     self.see[n][j] = scale * by_query;
                     j += 1;' '(self.meet[n][j], self.erase[n][j]) = (-by_key, -by_key);
                     self.see[n][j] = scale * by_query;
@@ -283,11 +283,11 @@ mutant native_erases_earlier_tokens_without_beta native/chunk.rs \
 mutant native_step_erases_without_beta native/step.rs \
     'T::vector_mul(simd, beta, T::vector_sub(simd, u[m], predicted[m]))' 'T::vector_sub(simd, T::vector_mul(simd, beta, u[m]), predicted[m])'
 mutant native_predicts_from_the_undecayed_state native/chunk.rs \
-    '*by_key = T::vector_mul(simd, *decay, k);' '*by_key = k;'
+    'by_key[at] = T::vector_mul(simd, decay, k);' 'by_key[at] = k;'
 mutant native_reads_the_undecayed_state native/chunk.rs \
-    'T::vector_mul(simd, *decay, T::vector_mul(simd, q, scale_all))' 'T::vector_mul(simd, q, scale_all)'
+    'T::vector_mul(simd, decay, T::vector_mul(simd, q, scale_all))' 'T::vector_mul(simd, q, scale_all)'
 mutant native_reads_before_the_write native/chunk.rs \
-    'scale * T::total(simd, qk);' 'T::zero() * T::total(simd, qk);'
+    'scale * T::total(simd, seen[n]);' 'T::zero() * T::total(simd, seen[n]);'
 mutant native_keys_do_not_decay_within_a_chunk native/chunk.rs \
     'let x = T::vector_mul(simd, rows[n][c], a);' 'let (x, _) = (rows[n][c], a);'
 mutant native_state_does_not_decay native/tile.rs \
@@ -297,16 +297,17 @@ mutant native_step_does_not_decay native/step.rs \
 mutant native_step_takes_the_first_columns_for_the_others native/step.rs \
     'let row = &T::vectors::<S>(row)[first..][..M];' 'let row = &T::vectors::<S>(row)[first * 0..][..M];'
 mutant native_decays_rounded_each_alone native/real.rs \
-    '*carry = want - (got - 1.0);' '*carry = (want - (got - 1.0)) * 0.0;'
+    '[simd.mul_f32s(got, power), carry]' '[simd.mul_f32s(got, power), simd.sub_f32s(carry, carry)]'
 mutant native_rounding_of_a_decay_stays_with_its_token native/chunk.rs \
-    'T::decays::<FMA>(g, None, carry_within, a);' 'carry_within.fill(T::zero());
-            T::decays::<FMA>(g, None, carry_within, a);'
+    '= T::decay::<S, FMA>(simd, g, carry_within);' '= T::decay::<S, FMA>(simd, g, T::vector_sub(simd, carry_within, carry_within));'
 mutant native_multiply_adds_rounded_twice native/real.rs \
     '*c = (f64::from(a) * f64::from(b) + f64::from(*c)) as f32;' '*c = a * b + *c;'
 mutant native_sums_over_every_other_column native/real.rs \
     '*pairs = [a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]];' '*pairs = [a[0], a[2], b[0], b[2]];'
 suite=gradients mutant native_rounding_of_a_sum_of_decays_left_out native/chunk.rs \
-    'T::vector_add(simd, *rest, error)' 'T::vector_mul(simd, *rest, error)'
+    'T::vector_add(simd, rest, error)' 'T::vector_mul(simd, rest, error)'
+mutant native_rest_of_an_infinite_sum native/real.rs \
+    'simd.select_f32s(simd.less_than_f32s(simd.splat_f32s(LEAST), g), rest, simd.splat_f32s(0.0))' '{ let _ = g; rest }'
 mutant native_kept_states_overwrite_the_first native/task.rs \
     'kept.index_axis_mut(Axis(0), start / KEEP_EVERY - 1)' 'kept.index_axis_mut(Axis(0), 0)'
 mutant native_tiles_grouped_heads native/forward.rs \

@@ -39,8 +39,8 @@ pub(super) struct Chunk<T> {
     pub see: [[T; CHUNK]; CHUNK],
     pub beta: [T; CHUNK],
     pub tokens: usize,
-    /// Of one token.
-    rows: [Aligned<T>; 6],
+    /// Of `q`, `k` and `g` of each token, `[CHUNK, 3, K]`.
+    rows: Aligned<T>,
 }
 
 /// One token of the inputs of one head.
@@ -66,7 +66,7 @@ impl<T: Real> Chunk<T> {
             see: [[T::zero(); CHUNK]; CHUNK],
             beta: [T::zero(); CHUNK],
             tokens: 0,
-            rows: std::array::from_fn(|_| rows(1)),
+            rows: rows(3 * CHUNK),
         }
     }
 
@@ -75,76 +75,88 @@ impl<T: Real> Chunk<T> {
     pub fn prepare<'a, S: Simd, const FMA: bool>(
         &mut self,
         simd: S,
-        tokens: impl Iterator<Item = Token<'a, T>>,
+        mut tokens: impl Iterator<Item = Token<'a, T>>,
         scale: T,
         carry: &mut [T],
     ) where
         T: 'a,
     {
-        let width = self.width;
-        let [q_row, k_row, g_row, total, rest, carry_within] = &mut self.rows;
-        for sum in [&mut *total, &mut *rest, &mut *carry_within] {
-            sum.fill(T::zero());
-        }
-        self.decay.fill(T::one());
-        self.meet = [[T::zero(); CHUNK]; CHUNK];
-        self.erase = [[T::zero(); CHUNK]; CHUNK];
-        self.see = [[T::zero(); CHUNK]; CHUNK];
+        let (width, count) = (self.width, self.width / T::lanes::<S>());
         self.beta = [T::zero(); CHUNK];
         self.tokens = 0;
-        let vectors = T::vectors::<S>;
-        let scale_all = T::splat(simd, scale);
-        for (n, token) in tokens.enumerate() {
-            let (q, k, g) = (row(&token.q, q_row), row(&token.k, k_row), row(&token.g, g_row));
-            let a = &mut self.decays[n * width..][..width];
-            T::decays::<FMA>(g, None, carry_within, a);
-            let (q, k, g, a) = (vectors(q), vectors(k), vectors(g), vectors(a));
-            let (keys, queries) = self.reads.split_at_mut(CHUNK * width);
-            let by_key = T::vectors_mut::<S>(&mut keys[n * width..][..width]);
-            let by_query = T::vectors_mut::<S>(&mut queries[n * width..][..width]);
-            let sums = T::vectors_mut::<S>(total).iter_mut().zip(T::vectors_mut::<S>(rest));
-            let decay = T::vectors_mut::<S>(&mut self.decay);
-            let mut qk = T::splat(simd, T::zero());
-            for (((((total, rest), decay), (by_key, by_query)), (&k, &q)), (&a, &g)) in
-                sums.zip(decay).zip(by_key.iter_mut().zip(by_query)).zip(k.iter().zip(q)).zip(a.iter().zip(g))
-            {
-                let (sum, error) = two_sum::<S, T>(simd, *total, g);
-                (*total, *rest) = (sum, T::vector_add(simd, *rest, error));
-                *decay = T::vector_mul(simd, *decay, a);
-                *by_key = T::vector_mul(simd, *decay, k);
-                *by_query = T::vector_mul(simd, *decay, T::vector_mul(simd, q, scale_all));
-                qk = T::vector_mul_add(simd, q, k, qk);
+        let mut rows: [[&[T::Vector<S>]; 3]; CHUNK] = [[&[]; 3]; CHUNK];
+        for (n, buffers) in self.rows.chunks_exact_mut(3 * width).enumerate() {
+            let (q, others) = buffers.split_at_mut(width);
+            let (k, g) = others.split_at_mut(width);
+            let [q, k, g] = match tokens.next() {
+                Some(token) => {
+                    self.beta[n] = token.beta;
+                    self.tokens = n + 1;
+                    [row(&token.q, q), row(&token.k, k), row(&token.g, g)]
+                }
+                // What tokens are missing of a chunk decay, read and write nothing.
+                None => {
+                    [&mut *q, &mut *k, &mut *g].into_iter().for_each(|row| row.fill(T::zero()));
+                    [&*q, &*k, &*g]
+                }
+            };
+            rows[n] = [T::vectors::<S>(q), T::vectors::<S>(k), T::vectors::<S>(g)];
+        }
+
+        // All tokens of a vector of channels, whose exponentials do not wait for each other.
+        let (zero, scale_all) = (T::splat(simd, T::zero()), T::splat(simd, scale));
+        let mut seen = [zero; CHUNK];
+        let (by_key, by_query) = self.reads.split_at_mut(CHUNK * width);
+        let (by_key, by_query) = (T::vectors_mut::<S>(by_key), T::vectors_mut::<S>(by_query));
+        let (decays, writes) = (T::vectors_mut::<S>(&mut self.decays), T::vectors_mut::<S>(&mut self.writes));
+        for (c, (carry, over_chunk)) in
+            T::vectors_mut::<S>(carry).iter_mut().zip(T::vectors_mut::<S>(&mut self.decay)).enumerate()
+        {
+            let [mut total, mut rest, mut carry_within] = [zero; 3];
+            let mut decay = T::splat(simd, T::one());
+            for n in 0..CHUNK {
+                let [q, k, g] = rows[n];
+                let (q, k, g) = (q[c], k[c], g[c]);
+                let a;
+                [a, carry_within] = T::decay::<S, FMA>(simd, g, carry_within);
+                let (sum, error) = two_sum::<S, T>(simd, total, g);
+                (total, rest) = (sum, T::vector_add(simd, rest, error));
+                decay = T::vector_mul(simd, decay, a);
+                let at = n * count + c;
+                decays[at] = a;
+                writes[at] = k;
+                by_key[at] = T::vector_mul(simd, decay, k);
+                by_query[at] = T::vector_mul(simd, decay, T::vector_mul(simd, q, scale_all));
+                seen[n] = T::vector_mul_add(simd, q, k, seen[n]);
             }
-            self.see[n][n] = scale * T::total(simd, qk);
-            let (before, this) = self.writes.split_at_mut(n * width);
-            let mut pairs = before.chunks_exact_mut(2 * width);
+            let left_out = T::vector_add(simd, *carry, T::rest(simd, total, rest));
+            [*over_chunk, *carry] = T::decay::<S, FMA>(simd, total, left_out);
+        }
+
+        for n in 0..self.tokens {
+            let ([q, k, _], beta) = (rows[n], self.beta[n]);
+            self.see[n][n] = scale * T::total(simd, seen[n]);
+            let a = &decays[n * count..][..count];
+            let mut pairs = writes[..n * count].chunks_exact_mut(2 * count);
             let mut j = 0;
             for pair in &mut pairs {
-                let (first, second) = pair.split_at_mut(width);
-                let writes = [T::vectors_mut::<S>(first), T::vectors_mut::<S>(second)];
-                for [by_key, by_query] in decayed::<S, T, 2>(simd, writes, a, [k, q]) {
-                    (self.meet[n][j], self.erase[n][j]) = (-by_key, -token.beta * by_key);
+                let (first, second) = pair.split_at_mut(count);
+                for [by_key, by_query] in decayed::<S, T, 2>(simd, [first, second], a, [k, q]) {
+                    (self.meet[n][j], self.erase[n][j]) = (-by_key, -beta * by_key);
                     self.see[n][j] = scale * by_query;
                     j += 1;
                 }
             }
             let last = pairs.into_remainder();
             if !last.is_empty() {
-                let [[by_key, by_query]] = decayed::<S, T, 1>(simd, [T::vectors_mut::<S>(last)], a, [k, q]);
-                (self.meet[n][j], self.erase[n][j]) = (-by_key, -token.beta * by_key);
+                let [[by_key, by_query]] = decayed::<S, T, 1>(simd, [last], a, [k, q]);
+                (self.meet[n][j], self.erase[n][j]) = (-by_key, -beta * by_key);
                 self.see[n][j] = scale * by_query;
             }
-            T::vectors_mut::<S>(&mut this[..width]).copy_from_slice(k);
-            self.beta[n] = token.beta;
-            self.tokens = n + 1;
         }
-        // What tokens are missing of a chunk decay, read and write nothing.
-        self.decays[self.tokens * width..].fill(T::one());
-        for rows in [&mut self.writes[..], &mut self.reads[..CHUNK * width]] {
-            rows[self.tokens * width..].fill(T::zero());
+        for of_pairs in [&mut self.meet, &mut self.erase, &mut self.see] {
+            of_pairs[self.tokens..].fill([T::zero(); CHUNK]);
         }
-        self.reads[(CHUNK + self.tokens) * width..].fill(T::zero());
-        T::decays::<FMA>(total, Some(rest), carry, &mut self.decay);
     }
 
     /// The writes of a block of columns from its state before the chunk and its values, its outputs and, if wanted, the errors

@@ -4,17 +4,19 @@ use std::any::TypeId;
 
 use num_traits::Float;
 use pulp::bytemuck::cast;
-use pulp::{Scalar256b, Simd};
+use pulp::{Scalar, Scalar256b, Simd};
 
 /// A float type of the native kernels.
 pub(crate) trait Real: Float + Send + Sync + 'static {
-    /// `exp(g)` of every key channel, rounded so that the product over many tokens stays exact: `carry` is what the
-    /// roundings so far have left out, relative to the product, and goes into the next one.
+    /// `exp(g)` of some key channels, rounded so that the product over many tokens stays exact, and the next carry: `carry` is
+    /// what the roundings so far have left out, relative to the product, and goes into the next one.
     ///
     /// A decay near 1 is rounded to `1 - n 2^-24` in f32; without the carry, tokens with the same decay round the same
-    /// way, and a state that is kept for thousands of them decays at another rate. `rest` belongs to `g`: what the
-    /// rounding of a sum has left out.
-    fn decays<const FMA: bool>(g: &[Self], rest: Option<&[Self]>, carry: &mut [Self], decay: &mut [Self]);
+    /// way, and a state that is kept for thousands of them decays at another rate.
+    fn decay<S: Simd, const FMA: bool>(simd: S, g: Self::Vector<S>, carry: Self::Vector<S>) -> [Self::Vector<S>; 2];
+
+    /// What the rounding of the sum `g` has left out, as it goes into the carry: of a decay that is 0 nothing.
+    fn rest<S: Simd>(simd: S, g: Self::Vector<S>, rest: Self::Vector<S>) -> Self::Vector<S>;
 
     /// `exp(x)` of a number that is not positive, to a rounding or two.
     fn exp_of_negative<const FMA: bool>(self) -> Self;
@@ -176,7 +178,7 @@ impl Real for f32 {
 
     #[inline(always)]
     fn exp_of_negative<const FMA: bool>(self) -> f32 {
-        let (expm1, power) = expm1_and_power::<FMA>(self);
+        let (expm1, power) = expm1_and_power::<_, FMA>(Scalar, self);
         expm1.fma::<FMA>(power, power)
     }
 
@@ -191,51 +193,50 @@ impl Real for f32 {
     }
 
     #[inline(always)]
-    fn decays<const FMA: bool>(g: &[f32], rest: Option<&[f32]>, carry: &mut [f32], decay: &mut [f32]) {
-        let numbers = g.iter().zip(carry).zip(decay);
-        match rest {
-            None => numbers.for_each(|((&g, carry), decay)| *decay = with_carry::<FMA>(g, 0.0, carry)),
-            Some(rest) => numbers.zip(rest).for_each(|(((&g, carry), decay), &rest)| {
-                // Of a decay that is 0 nothing is left out.
-                *decay = with_carry::<FMA>(g, if g > LEAST { rest } else { 0.0 }, carry);
-            }),
-        }
+    fn decay<S: Simd, const FMA: bool>(simd: S, g: S::f32s, carry: S::f32s) -> [S::f32s; 2] {
+        let one = simd.splat_f32s(1.0);
+        let (expm1, power) = expm1_and_power::<S, FMA>(simd, g);
+        let want = simd.add_f32s(expm1, carry);
+        let got = simd.add_f32s(one, want);
+        // Exact: `got` is within a factor of 2 of 1.
+        let carry = simd.sub_f32s(want, simd.sub_f32s(got, one));
+        [simd.mul_f32s(got, power), carry]
+    }
+
+    #[inline(always)]
+    fn rest<S: Simd>(simd: S, g: S::f32s, rest: S::f32s) -> S::f32s {
+        simd.select_f32s(simd.less_than_f32s(simd.splat_f32s(LEAST), g), rest, simd.splat_f32s(0.0))
     }
 }
 
 /// Its exponential is taken for 0.
 const LEAST: f32 = -88.0;
 
-/// A decay of [`Real::decays`].
-#[inline(always)]
-fn with_carry<const FMA: bool>(g: f32, rest: f32, carry: &mut f32) -> f32 {
-    let (expm1, power) = expm1_and_power::<FMA>(g);
-    let want = expm1 + *carry + rest;
-    let got = 1.0 + want;
-    *carry = want - (got - 1.0); // exact: `got` is within a factor of 2 of 1
-    got * power
-}
-
 /// `exp(x) = (1 + expm1) * power` with `power` a power of two (0 below the normal numbers, and at `-inf`).
 ///
-/// Branch-free, so that a loop over it becomes vector code. After Cody and Waite, with a Taylor polynomial: the error
-/// of `expm1` is a few roundings of its own size.
+/// After Cody and Waite, with a Taylor polynomial: the error of `expm1` is a few roundings of its own size.
 #[inline(always)]
-fn expm1_and_power<const FMA: bool>(x: f32) -> (f32, f32) {
-    // Adding this leaves the integer in the low bits.
-    const ROUND: f32 = 12_582_912.0;
+fn expm1_and_power<S: Simd, const FMA: bool>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
+    // Adding this leaves the integer, as an exponent is written, in the low bits.
+    const ROUND: f32 = 12_582_912.0 + 127.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
     const FIRST: f32 = 1.0 / 40320.0;
     const TAYLOR: [f32; 6] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5];
 
-    let x = if x < LEAST { LEAST } else { x }; // keeps NaN
-    let shifted = x.fma::<FMA>(std::f32::consts::LOG2_E, ROUND);
-    let n = shifted - ROUND;
-    let r = (-n).fma::<FMA>(LN_2_LOW, (-n).fma::<FMA>(LN_2_HIGH, x));
-    let tail = TAYLOR.iter().fold(FIRST, |sum, &term| sum.fma::<FMA>(r, term));
-    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(1.0_f32.to_bits()));
-    ((tail * r).fma::<FMA>(r, r), power)
+    let all = |x: f32| simd.splat_f32s(x);
+    let fma = |a, b, c| if FMA { simd.mul_add_f32s(a, b, c) } else { simd.add_f32s(simd.mul_f32s(a, b), c) };
+    let x = simd.select_f32s(simd.less_than_f32s(x, all(LEAST)), all(LEAST), x); // keeps NaN
+    let shifted = fma(x, all(std::f32::consts::LOG2_E), all(ROUND));
+    let n = simd.sub_f32s(shifted, all(ROUND));
+    let r = fma(n, all(-LN_2_LOW), fma(n, all(-LN_2_HIGH), x));
+    let mut tail = all(FIRST);
+    for term in TAYLOR {
+        tail = fma(tail, r, all(term));
+    }
+    let power = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
+    let power = simd.transmute_f32s_u32s(power);
+    (fma(simd.mul_f32s(tail, r), r, r), power)
 }
 
 impl Real for f64 {
@@ -282,10 +283,16 @@ impl Real for f64 {
     }
 
     #[inline(always)]
-    fn decays<const FMA: bool>(g: &[f64], _: Option<&[f64]>, _: &mut [f64], decay: &mut [f64]) {
-        for (&g, decay) in g.iter().zip(decay) {
-            *decay = g.exp();
+    fn decay<S: Simd, const FMA: bool>(_: S, mut g: S::f64s, carry: S::f64s) -> [S::f64s; 2] {
+        for g in Self::scalars_mut::<S>(std::slice::from_mut(&mut g)) {
+            *g = g.exp();
         }
+        [g, carry]
+    }
+
+    #[inline(always)]
+    fn rest<S: Simd>(simd: S, _: S::f64s, _: S::f64s) -> S::f64s {
+        simd.splat_f64s(0.0)
     }
 }
 
@@ -294,9 +301,7 @@ mod tests {
     use super::*;
 
     fn decays(g: &[f32]) -> Vec<f32> {
-        let (mut carry, mut decay) = (vec![0.0; g.len()], vec![0.0; g.len()]);
-        f32::decays::<false>(g, None, &mut carry, &mut decay);
-        decay
+        g.iter().map(|&g| f32::decay::<_, false>(Scalar, g, 0.0)[0]).collect()
     }
 
     #[test]
@@ -318,11 +323,11 @@ mod tests {
     #[test]
     fn the_product_of_many_decays_does_not_drift() {
         for g in [-1e-5_f32, -1e-4, -3e-3, -0.02, -0.3] {
-            let (mut carry, mut decay) = ([0.0], [0.0]);
-            let mut product = 0.0;
+            let (mut carry, mut product) = (0.0, 0.0);
             for _ in 0..10_000 {
-                f32::decays::<false>(&[g], None, &mut carry, &mut decay);
-                product += f64::from(decay[0]).ln();
+                let [decay, next] = f32::decay::<_, false>(Scalar, g, carry);
+                carry = next;
+                product += f64::from(decay).ln();
             }
             let want = 1e4 * f64::from(g);
             let error = (product - want).abs();

@@ -3,7 +3,7 @@
 use ndarray::{Array4, ArrayView1, ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, Axis, s};
 use pulp::Simd;
 
-use super::prefetch::prefetch_state;
+use super::prefetch::prefetch_slice;
 use super::rows::{Aligned, copy, paste};
 use super::work::{SMALL, Work, cut, run_all};
 use super::{Real, Views};
@@ -120,17 +120,19 @@ impl<T: Real> Token<T> {
         copy(step.q, &mut q_decayed[..step.q.len()]);
         copy(step.g, &mut g[..step.g.len()]);
         copy(step.v, &mut u[..step.v.len()]);
-        rest.fill(T::zero());
-        T::decays::<FMA>(g, None, rest, decay);
         self.beta = step.beta;
         let mul = T::vector_mul::<S>;
         let (scale, mut see) = (T::splat(simd, step.scale), T::splat(simd, T::zero()));
-        let [decay, rest, k, k_decayed, q_decayed] = [decay, rest, k, k_decayed, q_decayed].map(T::vectors_mut::<S>);
-        for (d, &decay) in decay.iter().enumerate() {
+        let zero = T::splat(simd, T::zero());
+        let [decay, rest, k, k_decayed, q_decayed, g] =
+            [decay, rest, k, k_decayed, q_decayed, g].map(T::vectors_mut::<S>);
+        for (d, &g) in g.iter().enumerate() {
             let q = mul(simd, q_decayed[d], scale);
-            rest[d] = mul(simd, rest[d], decay);
-            k_decayed[d] = mul(simd, decay, k[d]);
-            q_decayed[d] = mul(simd, decay, q);
+            let [a, left_out] = T::decay::<S, FMA>(simd, g, zero);
+            decay[d] = a;
+            rest[d] = mul(simd, left_out, a);
+            k_decayed[d] = mul(simd, a, k[d]);
+            q_decayed[d] = mul(simd, a, q);
             see = T::vector_mul_add(simd, q, k[d], see);
         }
         self.see = T::total(simd, see);
@@ -165,7 +167,7 @@ impl<T: Real> Token<T> {
         for (d, ((row, &k), &q)) in rows.enumerate() {
             let at = d * width + first * T::lanes::<S>();
             if let Some(next) = next.get(at..at + M * T::lanes::<S>()) {
-                prefetch_state(next);
+                prefetch_slice(next);
             }
             let row = &T::vectors::<S>(row)[first..][..M];
             let (k, q) = (T::splat(simd, k), T::splat(simd, q));

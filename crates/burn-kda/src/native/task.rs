@@ -13,9 +13,6 @@ use super::tile::{padded, update};
 use super::work::Work;
 use super::{KEEP_EVERY, Real};
 
-/// Tokens of a turn, a divisor of [`KEEP_EVERY`]. Twice as many were 4 % slower at 8192 tokens.
-const TURN: usize = 64;
-
 pub(super) struct Task<'a, T> {
     /// `[T, K]`.
     pub q: ArrayView2<'a, T>,
@@ -40,7 +37,7 @@ pub(super) struct Task<'a, T> {
 /// States and errors.
 type Kept<'a, T> = (ArrayViewMut3<'a, T>, ArrayViewMut2<'a, T>);
 
-/// Tasks of one thread. They take turns at [`TURN`] tokens: in memory the heads of a token lie side by side, and the
+/// Tasks of one thread. They take turns at [`KEEP_EVERY`] tokens: in memory the heads of a token lie side by side, and the
 /// tokens of a head pages apart.
 pub(super) struct Group<'a, T>(pub Vec<Task<'a, T>>);
 
@@ -60,13 +57,20 @@ impl<T: Real> Work for Group<'_, T> {
             state
         });
         let mut states: Vec<_> = states.collect();
-        for start in (0..time).step_by(TURN) {
-            for (task, state) in self.0.iter_mut().zip(&mut states) {
-                if let Some((kept, _)) = task.kept.as_mut().filter(|_| start > 0 && start % KEEP_EVERY == 0) {
+        for start in (0..time).step_by(KEEP_EVERY) {
+            for (i, state) in states.iter_mut().enumerate() {
+                let (done, tasks) = self.0.split_at_mut(i);
+                let (task, others) = tasks.split_first_mut().expect("as many states as tasks");
+                // Whose turn is next, and where it starts.
+                let next =
+                    others.first().map(|next| (next, start)).or(done.first().map(|next| (next, start + KEEP_EVERY)));
+                if let Some((kept, _)) = task.kept.as_mut().filter(|_| start > 0) {
                     state.blocks.store(kept.index_axis_mut(Axis(0), start / KEEP_EVERY - 1));
                 }
-                for start in (start..time.min(start + TURN)).step_by(CHUNK) {
-                    task.advance::<S, FMA>(simd, start, state, &mut scratch);
+                let end = time.min(start + KEEP_EVERY);
+                for start in (start..end).step_by(CHUNK) {
+                    let next = next.filter(|_| start + CHUNK >= end);
+                    task.advance::<S, FMA>(simd, start, next, state, &mut scratch);
                 }
             }
         }
@@ -118,6 +122,7 @@ impl<T: Real> Task<'_, T> {
         &mut self,
         simd: S,
         start: usize,
+        next: Option<(&Self, usize)>,
         state: &mut State<T, S>,
         scratch: &mut Scratch<T>,
     ) {
@@ -134,11 +139,15 @@ impl<T: Real> Task<'_, T> {
         let count = padded / (2 * T::lanes::<S>());
         for (i, block) in state.blocks.pairs.chunks_exact_mut(state.blocks.height).enumerate() {
             // Some of the next chunk each time.
-            for t in tokens.end + i * CHUNK / count..time.min(tokens.end + (i + 1) * CHUNK / count) {
-                for row in [self.q.row(t), self.k.row(t), self.v.row(t), self.g.row(t)] {
+            let (upcoming, first) = next.unwrap_or((self, tokens.end));
+            for t in first + i * CHUNK / count..time.min(first + (i + 1) * CHUNK / count) {
+                for row in [upcoming.q.row(t), upcoming.k.row(t), upcoming.v.row(t), upcoming.g.row(t)] {
                     prefetch(row);
                 }
-                prefetch(self.o.row(t));
+                prefetch(upcoming.o.row(t));
+                if let Some((_, errors)) = &upcoming.kept {
+                    prefetch(errors.row(t));
+                }
             }
             let at = |n: usize| n * padded / T::lanes::<S>() + 2 * i;
             let (v, o, errors) = (T::vectors::<S>(v), T::vectors_mut::<S>(o), T::vectors_mut::<S>(errors));
