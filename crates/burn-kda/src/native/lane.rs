@@ -129,18 +129,34 @@ impl<'a, T: Real> Lane<'a, T> {
         (start > 0).then(|| self.kept.index_axis_move(Axis(0), start / KEEP_EVERY - 1))
     }
 
+    /// What [`prepare`](Self::prepare) reads.
     #[inline(always)]
-    fn prefetch(&self, t: usize) {
-        for row in [self.q.row(t), self.k.row(t), self.g.row(t), self.errors.row(t)] {
-            prefetch(row);
-        }
-        if let Some(of_output) = self.of_output() {
-            prefetch(of_output.row(t));
+    fn prefetch_inputs(&self, tokens: Range<usize>) {
+        for t in tokens {
+            for row in [self.q.row(t), self.k.row(t), self.g.row(t), self.errors.row(t)] {
+                prefetch(row);
+            }
         }
     }
 
-    /// Takes the cotangent of the state after some tokens to that of the state before. Meanwhile brings what the `next` lane
-    /// needs from there on, or this one if it is alone, closer.
+    /// What [`take`](Self::take) reads and [`give`](Self::give) writes.
+    #[inline(always)]
+    fn prefetch_gradients(&self, tokens: Range<usize>) {
+        for t in tokens {
+            for row in [self.q.row(t), self.k.row(t)] {
+                prefetch(row);
+            }
+            if let Some(of_output) = self.of_output() {
+                prefetch(of_output.row(t));
+            }
+            for gradient in [&self.dq, &self.dk, &self.dv, &self.dg].into_iter().flatten() {
+                prefetch(gradient.row(t));
+            }
+        }
+    }
+
+    /// Takes the cotangent of the state after some tokens to that of the state before. Each chunk brings what is needed next
+    /// closer, the last what the `next` lane needs from there on.
     #[inline(always)]
     fn segment<S: Simd, const FMA: bool>(
         &mut self,
@@ -153,22 +169,26 @@ impl<'a, T: Real> Lane<'a, T> {
         let used = tokens.len().div_ceil(CHUNK);
         let of_chunk = |c: usize| tokens.start + c * CHUNK..tokens.end.min(tokens.start + (c + 1) * CHUNK);
         for c in 0..used {
+            if c + 1 < used {
+                self.prefetch_inputs(of_chunk(c + 1));
+            } else {
+                self.prefetch_gradients(of_chunk(c));
+            }
             self.prepare::<S, FMA>(simd, c, of_chunk(c), scratch);
         }
         self.forward(simd, tokens.start, used, scratch);
 
-        let (upcoming, mut ahead) = match next {
-            Some((lane, first)) => (Some(lane), first..lane.q.nrows().min(first + KEEP_EVERY)),
-            None => (None, tokens.start.saturating_sub(KEEP_EVERY)..tokens.start),
-        };
-        let at_once = ahead.len().div_ceil(used);
         let Scratch { chunks, adjoint, height, u, errors, before, .. } = scratch;
         let (height, size, most) = (*height, CHUNK * *height, chunks.len());
         for (b, d_state) in d_state.pairs.chunks_exact(height).enumerate() {
             adjoint.of_state(simd, &chunks[used - 1], b, d_state);
         }
         for (c, chunk) in chunks[..used].iter().enumerate().rev() {
-            ahead.by_ref().take(at_once).for_each(|t| upcoming.unwrap_or(self).prefetch(t));
+            if c > 0 {
+                self.prefetch_gradients(of_chunk(c - 1));
+            } else if let Some((lane, start)) = next {
+                lane.prefetch_inputs(start..lane.q.nrows().min(start + CHUNK));
+            }
             let (u, errors) = (&u[c * size..][..size], &errors[c * size..][..size]);
             self.take(of_chunk(c), adjoint);
             adjoint.solve(simd, chunk, u, errors);

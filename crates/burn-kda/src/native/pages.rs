@@ -2,19 +2,22 @@
 
 use std::mem::MaybeUninit;
 
-use ndarray::{Array, Dimension, ShapeBuilder};
+use ndarray::{Array, Array1, Dimension, IntoDimension, s};
 
 use super::Real;
 
-/// Zeros, in large pages if there are enough of them: a small one costs about as much as what is computed to fill it.
-pub(super) fn zeros<T: Real, Sh: ShapeBuilder>(shape: Sh) -> Array<T, Sh::Dim> {
-    in_large_pages(Array::zeros(shape))
+/// Bytes of a large page.
+const LARGE: usize = 2 << 20;
+
+/// Zeros, in large pages if there are enough of them.
+pub(super) fn zeros<T: Real, Sh: IntoDimension>(shape: Sh) -> Array<T, Sh::Dim> {
+    in_large_pages(shape, Array1::zeros)
 }
 
 /// Memory as it is found, likewise, for tasks that write to all of it: zeros would be written first wherever the pages have
 /// been used before.
-pub(super) fn unwritten<T: Real, Sh: ShapeBuilder>(shape: Sh) -> Array<MaybeUninit<T>, Sh::Dim> {
-    let mut memory = in_large_pages(Array::uninit(shape));
+pub(super) fn unwritten<T: Real, Sh: IntoDimension>(shape: Sh) -> Array<MaybeUninit<T>, Sh::Dim> {
+    let mut memory = in_large_pages(shape, Array1::uninit);
     if cfg!(debug_assertions) {
         // So that tests see what was left out.
         memory.fill(MaybeUninit::new(T::nan()));
@@ -22,11 +25,22 @@ pub(super) fn unwritten<T: Real, Sh: ShapeBuilder>(shape: Sh) -> Array<MaybeUnin
     memory
 }
 
-fn in_large_pages<T, D: Dimension>(array: Array<T, D>) -> Array<T, D> {
-    if let Some(memory) = array.as_slice_memory_order() {
-        ask_for_large_pages(memory);
-    }
-    array
+/// Small pages cost as much as what is computed to fill them, a large one a twelfth of as many. Only whole and aligned memory
+/// can become one, so there is room for it to start at one, and the last one may be half empty.
+fn in_large_pages<T, Sh: IntoDimension>(shape: Sh, allocate: impl Fn(usize) -> Array1<T>) -> Array<T, Sh::Dim> {
+    let shape = shape.into_dimension();
+    let (len, page) = (shape.size(), LARGE / size_of::<T>());
+    let pages = if cfg!(target_os = "linux") { (len + page / 2) / page } else { 0 };
+    let memory = match pages {
+        0 => allocate(len),
+        _ => {
+            let memory = allocate(len.max(pages * page) + page);
+            let start = memory.as_ptr().align_offset(LARGE).min(page);
+            ask_for_large_pages(&memory.as_slice().expect("in one piece")[start..][..pages * page]);
+            memory.slice_move(s![start..start + len])
+        }
+    };
+    memory.into_shape_with_order(shape).expect("as many numbers")
 }
 
 /// Before the memory is first written to.
@@ -34,20 +48,8 @@ fn in_large_pages<T, D: Dimension>(array: Array<T, D>) -> Array<T, D> {
 #[cfg_attr(not(target_os = "linux"), allow(unused_variables))]
 fn ask_for_large_pages<T>(memory: &[T]) {
     #[cfg(target_os = "linux")]
-    {
-        const LARGE: usize = 2 << 20;
-        let start = memory.as_ptr().addr();
-        let (first, end) = (start.next_multiple_of(LARGE), (start + size_of_val(memory)) / LARGE * LARGE);
-        if first < end {
-            // SAFETY: the pages lie within borrowed memory, and the advice changes no value; if it is refused, nothing
-            // happens.
-            unsafe {
-                libc::madvise(
-                    memory.as_ptr().wrapping_byte_add(first - start).cast_mut().cast(),
-                    end - first,
-                    libc::MADV_HUGEPAGE,
-                )
-            };
-        }
-    }
+    // SAFETY: the memory is borrowed, and the advice changes no value; if it is refused, nothing happens.
+    unsafe {
+        libc::madvise(memory.as_ptr().cast_mut().cast(), size_of_val(memory), libc::MADV_HUGEPAGE)
+    };
 }
