@@ -195,7 +195,9 @@ fn a_sequence_alone_is_the_sequence_in_a_batch_to_the_bit() {
 fn a_problem_alone_is_the_problem_in_a_batch_to_the_bit() {
     let one_head = |time| Recipe { batch: 3, time, heads: 1, group: 1, key_dim: 16, value_dim: 9, ..Recipe::default() };
     let regimes = Decay::ALL.map(|decay| Recipe { batch: 3, time: 37, decay, ..Recipe::default() });
-    for recipe in [1, 2, 5, 37].map(one_head).into_iter().chain(regimes) {
+    // Output and state of the batch have more than a megabyte, and may lie in memory in another way.
+    let large = Recipe { batch: 3, time: 64, heads: 22, group: 1, key_dim: 64, value_dim: 64, ..Recipe::default() };
+    for recipe in [1, 2, 5, 37].map(one_head).into_iter().chain(regimes).chain([large]) {
         let problem = recipe.problem();
         for (platform, device, dtype) in platforms() {
             for form in [Form::Chunk(16), Form::Chunk(64), Form::Recurrent, Form::Step] {

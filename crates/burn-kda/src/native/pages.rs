@@ -53,3 +53,21 @@ fn ask_for_large_pages<T>(memory: &[T]) {
         libc::madvise(memory.as_ptr().cast_mut().cast(), size_of_val(memory), libc::MADV_HUGEPAGE)
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_results_start_at_a_large_page() {
+        let page = LARGE / size_of::<f32>();
+        for len in [0, 1, page / 2 - 1, page / 2, page, 5 * page / 2 + 3] {
+            let memory = zeros::<f32, _>([1, len]);
+            assert_eq!(memory.dim(), (1, len));
+            assert!(memory.iter().all(|&x| x == 0.0) && memory.is_standard_layout());
+            if cfg!(target_os = "linux") && len >= page / 2 {
+                assert_eq!(memory.as_ptr().addr() % LARGE, 0, "{len} numbers");
+            }
+        }
+    }
+}
