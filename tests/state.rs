@@ -9,7 +9,7 @@ mod padding;
 mod precision;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_kda::{KdaConfig, KdaModule, KdaState};
+use burn_kda::{KdaConfig, KdaInput, KdaModule, KdaState, kda_step};
 use common::array::{Array, gradient};
 use common::calls::{every_split, run_in_calls};
 use common::compare::Report;
@@ -203,6 +203,7 @@ fn a_problem_alone_is_the_problem_in_a_batch_to_the_bit() {
             for form in [Form::Chunk(16), Form::Chunk(64), Form::Recurrent, Form::Step] {
                 let all = problem.constants(&device, dtype);
                 let batch = problem.run(form, all.clone());
+                let batch_next = next_token(all.input.clone(), problem.run(form, all.clone()).final_state);
                 for row in 0..3 {
                     let at = |x: &Tensor<4>| x.clone().slice_dim(0, row..row + 1);
                     let mut alone = all.clone();
@@ -211,10 +212,14 @@ fn a_problem_alone_is_the_problem_in_a_batch_to_the_bit() {
                     }
                     alone.input.beta = alone.input.beta.slice_dim(0, row..row + 1);
                     alone.state = alone.state.as_ref().map(at);
+                    let alone_next = next_token(alone.input.clone(), problem.run(form, alone.clone()).final_state);
                     let alone = problem.run(form, alone);
                     let what = format!("{platform} {recipe:?} {form:?}");
                     assert_same_bits(&Array::of(alone.o.clone()), &Array::of(at(&batch.o)), &what);
                     assert_same_bits(&Array::of(alone.final_state), &Array::of(at(&batch.final_state)), &what);
+                    for (alone, batch) in alone_next.into_iter().zip(&batch_next) {
+                        assert_same_bits(&Array::of(alone), &Array::of(at(batch)), &format!("{what}, next token"));
+                    }
                     // And so is what is computed from the output: on NdArray it could depend on the layout.
                     let (alone, batch) = (alone.o.sum_dim(3), at(&batch.o.clone().sum_dim(3)));
                     assert_same_bits(&Array::of(alone), &Array::of(batch), &format!("sum of {what}"));
@@ -222,6 +227,14 @@ fn a_problem_alone_is_the_problem_in_a_batch_to_the_bit() {
             }
         }
     }
+}
+
+/// Output and state of the first token once more, from a state that nothing else holds.
+fn next_token(KdaInput { q, k, v, g, beta }: KdaInput, state: Tensor<4>) -> [Tensor<4>; 2] {
+    let first = |x: Tensor<4>| x.slice_dim(1, 0..1).squeeze_dim::<3>(1);
+    let beta = beta.slice_dim(1, 0..1).squeeze_dim::<2>(1);
+    let (o, state) = kda_step(state, first(q), first(k), first(v), first(g), beta, 0.5);
+    [o.unsqueeze_dim(1), state]
 }
 
 #[test]
