@@ -308,10 +308,6 @@ suite=gradients mutant native_rounding_of_a_sum_of_decays_left_out native/chunk.
     'T::vector_add(simd, rest, error)' 'T::vector_mul(simd, rest, error)'
 mutant native_rest_of_an_infinite_sum native/real.rs \
     'simd.select_f32s(simd.less_than_f32s(simd.splat_f32s(LEAST), g), rest, simd.splat_f32s(0.0))' '{ let _ = g; rest }'
-suite=state mutant flex_results_from_the_start_of_their_memory backends/flex.rs \
-    'start.unwrap_or(0)' '0 * start.unwrap_or(0)'
-suite=state mutant flex_states_change_at_the_start_of_their_memory backends/flex.rs \
-    'held.storage_mut::<T>()[start..]' 'held.storage_mut::<T>()[start - start..]'
 mutant native_kept_states_overwrite_the_first native/task.rs \
     'kept.index_axis_mut(Axis(0), start / KEEP_EVERY - 1)' 'kept.index_axis_mut(Axis(0), 0)'
 mutant native_tiles_grouped_heads native/forward.rs \

@@ -1,11 +1,11 @@
 //! Flex: the native kernels on its buffers.
 
-use burn::backend::flex::{FlexTensor, Layout};
+use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{Bytes, DType, Element};
+use burn::tensor::{DType, Element, TensorData};
 use bytemuck::Pod;
-use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, Dimension, IxDyn, ShapeBuilder};
+use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, IxDyn, ShapeBuilder};
 
 use super::native::{self, Host, native_ops};
 use crate::gate::DecayFn;
@@ -28,7 +28,7 @@ impl<T: Real + Element + Pod> Host<T> for Flex {
     }
 
     fn is_own(held: &mut FlexTensor) -> bool {
-        held.is_unique() && held.is_contiguous()
+        held.is_unique() && held.is_contiguous() && held.storage::<T>().len() == held.layout().num_elements()
     }
 
     fn view_mut(held: &mut FlexTensor) -> ArrayViewMutD<'_, T> {
@@ -37,9 +37,7 @@ impl<T: Real + Element + Pod> Host<T> for Flex {
             // Not Flex's own copy, which is of everything that the tensor is a part of.
             *held = Self::from_array(<Self as Host<T>>::view(held).as_standard_layout().into_owned());
         }
-        let start = held.layout().start_offset();
-        let numbers = &mut held.storage_mut::<T>()[start..][..shape.size()];
-        ArrayViewMutD::from_shape(shape, numbers).expect("contiguous")
+        ArrayViewMutD::from_shape(shape, held.storage_mut::<T>()).expect("contiguous")
     }
 
     fn release(held: FlexTensor) -> FlexTensor {
@@ -47,10 +45,8 @@ impl<T: Real + Element + Pod> Host<T> for Flex {
     }
 
     fn from_array(array: ArrayD<T>) -> FlexTensor {
-        let strides = Layout::contiguous(array.shape().into()).strides().to_vec();
-        let shape = array.shape().into();
-        let (numbers, start) = array.into_raw_vec_and_offset();
-        FlexTensor::new(Bytes::from_elems(numbers), Layout::new(shape, strides, start.unwrap_or(0)), T::dtype())
+        let shape = array.shape().to_vec();
+        FlexTensor::from_data(TensorData::new(array.into_raw_vec_and_offset().0, shape))
     }
 }
 

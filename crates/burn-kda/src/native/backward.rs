@@ -22,6 +22,12 @@ pub(crate) fn backward<T: Real>(
     let (batch, time, heads, key_dim) = inputs.q.dim();
     let (_, _, value_heads, value_dim) = inputs.v.dim();
     let (lanes, group) = (batch * value_heads, value_heads / heads);
+    let of_output = match &d_o {
+        OfOutput::Zero => None,
+        OfOutput::Given(d_o) => Some(d_o.dim()),
+        OfOutput::ForValues(d_o) => Some(d_o.dim()),
+    };
+    assert!(of_output.is_none_or(|shape| shape == inputs.v.dim()), "the cotangent of the output, in its shape");
     let again = if kept.is_none() { forward(inputs, scale, true).kept } else { None };
     let kept = kept.or(again.as_ref().map(|kept| kept.view())).expect("kept just now");
     let (states_shape, errors_shape) = inputs.kept_shapes();

@@ -79,23 +79,31 @@ pub(crate) struct Gradients<T> {
 }
 
 impl<'a, T> Views<'a, T> {
-    /// Of `q`, `k`, `v`, `g`, `beta` and the initial state.
+    /// Of `q`, `k`, `v`, `g`, `beta` and the initial state, in shapes that belong together: results are as large as one of them
+    /// says, and written as far as the others go.
     pub fn new([q, k, v, g, beta]: [ArrayViewD<'a, T>; 5], initial_state: Option<ArrayViewD<'a, T>>) -> Self {
-        Self {
-            q: four(q),
-            k: four(k),
-            v: four(v),
-            g: four(g),
-            beta: beta.into_dimensionality::<Ix3>().expect("a checked shape"),
-            initial_state: initial_state.map(four),
-        }
+        let beta = beta.into_dimensionality::<Ix3>().expect("a checked shape");
+        let views =
+            Self { q: four(q), k: four(k), v: four(v), g: four(g), beta, initial_state: initial_state.map(four) };
+        let (batch, time, heads, key_dim) = views.q.dim();
+        let (_, _, value_heads, value_dim) = views.v.dim();
+        assert!(
+            views.k.dim() == views.q.dim()
+                && views.v.dim() == (batch, time, value_heads, value_dim)
+                && views.g.dim() == (batch, time, value_heads, key_dim)
+                && views.beta.dim() == (batch, time, value_heads)
+                && views.initial_state.as_ref().is_none_or(|state| state.shape() == views.state_shape())
+                && value_heads.is_multiple_of(heads),
+            "checked shapes"
+        );
+        views
     }
 
     /// The shapes of states and errors in a part of [`Outputs::kept`].
     fn kept_shapes(&self) -> ((usize, usize, usize), (usize, usize)) {
         let (_, time, _, key_dim) = self.q.dim();
         let value_dim = self.v.dim().3;
-        (((time - 1) / KEEP_EVERY, key_dim, value_dim), (time, value_dim))
+        ((time.saturating_sub(1) / KEEP_EVERY, key_dim, value_dim), (time, value_dim))
     }
 
     /// `[B, HV, K, V]`.
