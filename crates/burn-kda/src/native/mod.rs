@@ -94,7 +94,7 @@ impl<'a, T> Views<'a, T> {
                 && views.beta.dim() == (batch, time, value_heads)
                 && views.initial_state.as_ref().is_none_or(|state| state.shape() == views.state_shape())
                 && value_heads.is_multiple_of(heads),
-            "checked shapes"
+            "shapes that belong together"
         );
         views
     }
@@ -116,4 +116,19 @@ impl<'a, T> Views<'a, T> {
 /// The view of a tensor with four axes.
 pub(crate) fn four<S: RawData>(view: ArrayBase<S, IxDyn>) -> ArrayBase<S, Ix4> {
     view.into_dimensionality::<Ix4>().expect("a checked shape")
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::ArrayD;
+
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "shapes that belong together")]
+    fn fewer_values_than_keys() {
+        let zeros = |shape: &[usize]| ArrayD::<f32>::zeros(shape);
+        let (keys, values, beta) = (zeros(&[1, 16, 2, 4]), zeros(&[1, 8, 2, 4]), zeros(&[1, 16, 2]));
+        let _ = Views::new([keys.view(), keys.view(), values.view(), keys.view(), beta.view()], None);
+    }
 }
