@@ -71,9 +71,9 @@ on_older() { BURN_KDA_SIMD=none "$@"; }
 # mutant NAME, then FILE OLD NEW as often as needed; each OLD must occur exactly once in crates/burn-kda/src/FILE.
 # `suite=NAME mutant ..` is for those that another suite than kda_oracle sees. In native/layer/, it is the crate's own, which
 # compares with tensor operations. In plain/, it runs without the kernels: `BURN_KDA_PLAIN`; in native/work.rs, as on a
-# machine without vectors: `BURN_KDA_SIMD`; in checkpoint/, it is that of checkpoints.
+# machine without vectors: `BURN_KDA_SIMD`, as after `on=on_older`; in checkpoint/, it is that of checkpoints.
 mutant() {
-    local name=$1 build="build ${suite:-kda_oracle}" run="suite ${suite:-kda_oracle}"
+    local name=$1 build="build ${suite:-kda_oracle}" run="${on:-} suite ${suite:-kda_oracle}"
     shift
     case $1 in
         plain/*) run="in_plain suite kda_oracle" ;;
@@ -298,9 +298,9 @@ mutant native_step_takes_the_first_columns_for_the_others native/step.rs \
     'let row = &T::vectors::<S>(row)[first..][..M];' 'let row = &T::vectors::<S>(row)[first * 0..][..M];'
 mutant native_decays_rounded_each_alone native/real.rs \
     '[simd.mul_f32s(got, power), carry]' '[simd.mul_f32s(got, power), simd.sub_f32s(carry, carry)]'
-mutant native_rounding_of_a_decay_stays_with_its_token native/chunk.rs \
+suite=lib mutant native_rounding_of_a_decay_stays_with_its_token native/chunk.rs \
     '= T::decay::<S, FMA>(simd, g, carry_within);' '= T::decay::<S, FMA>(simd, g, T::vector_sub(simd, carry_within, carry_within));'
-mutant native_multiply_adds_rounded_twice native/real.rs \
+on=on_older mutant native_multiply_adds_rounded_twice native/real.rs \
     '*c = (f64::from(a) * f64::from(b) + f64::from(*c)) as f32;' '*c = a * b + *c;'
 mutant native_sums_over_every_other_column native/real.rs \
     '*pairs = [a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]];' '*pairs = [a[0], a[2], b[0], b[2]];'
