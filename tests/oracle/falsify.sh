@@ -73,7 +73,7 @@ on_older() { BURN_KDA_SIMD=none "$@"; }
 # compares with tensor operations. In plain/, it runs without the kernels: `BURN_KDA_PLAIN`; in native/work.rs, as on a
 # machine without vectors: `BURN_KDA_SIMD`, as after `on=on_older`; in checkpoint/, it is that of checkpoints.
 mutant() {
-    local name=$1 build="build ${suite:-kda_oracle}" run="${on:-} suite ${suite:-kda_oracle}"
+    local name=$1 build="build ${suite:-kda_oracle}" run="${on:+$on }suite ${suite:-kda_oracle}"
     shift
     case $1 in
         plain/*) run="in_plain suite kda_oracle" ;;
